@@ -1,0 +1,33 @@
+# make demo   sets up .venv, then learns weights on the embedded digits, compares, shows table and figures
+# make test   sets up .venv, then lint, types, architecture, tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+# torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedunfold needs Python 3.11 or newer; set PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/fedunfold demo --out runs/demo
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses 2
+
+clean:
+	rm -rf $(VENV) build dist runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

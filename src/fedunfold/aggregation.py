@@ -1,0 +1,88 @@
+"""How the server puts a round together when some clients are away.
+
+With updates Δ_k = w_k − w^(t) and weights Θ on the simplex over all K clients, the round's direction is
+u = Σ_k α_k m_k, where
+
+| absent   | m_k                                             | α_k                                   |
+|----------|-------------------------------------------------|---------------------------------------|
+| keep     | Δ_k if present, else 0 (its unchanged w^(t))      | Θ_k                                   |
+| drop     | Δ_k over the present clients                    | Θ_k / Σ_present Θ (none present: no step) |
+| remember | Δ_k if present, else its last one (0 before any) | Θ_k                                   |
+
+`keep` is the paper's, `drop` what a real server does, `remember` is MIFA (Gu et al. 2021).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedunfold.errors import InputError
+from fedunfold.federation import RoundReport
+
+Absent = Literal["keep", "drop", "remember"]
+
+
+def check_absent(absent: str) -> None:
+    if absent not in get_args(Absent):
+        raise InputError(f"unknown way to treat absent clients '{absent}'; choose keep, drop or remember.")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A client's last update and the round it comes from."""
+
+    update: Tensor
+    round: int
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Who enters a round's direction, with what: client k's update of round `rounds[k]`.
+
+    `clients[n]` are indices into the K clients, `updates[n, d]` their m_k.
+    """
+
+    clients: Tensor
+    updates: Tensor
+    rounds: tuple[int, ...]
+    memory: Mapping[int, Remembered] = field(default_factory=dict)
+
+    def direction(self, coefficients: Tensor) -> Tensor:
+        """u = Σ_k α_k m_k, α being [K]."""
+        chosen = coefficients[self.clients].to(self.updates.device, self.updates.dtype)
+        return chosen @ self.updates
+
+
+def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Remembered]) -> Contributions:
+    """The table's m_k. `memory` is the server's, and comes back with this round's updates in it."""
+    present = torch.nonzero(report.present).flatten()
+    if absent != "remember":
+        return Contributions(present, report.updates, (report.round,) * len(present))
+    fresh = {
+        int(k): Remembered(update, report.round) for k, update in zip(present, report.updates, strict=True)
+    }
+    memory = dict(sorted({**memory, **fresh}.items()))
+    updates = [entry.update for entry in memory.values()]
+    return Contributions(
+        torch.tensor(list(memory), dtype=torch.long),
+        torch.stack(updates) if updates else report.updates,
+        tuple(entry.round for entry in memory.values()),
+        memory,
+    )
+
+
+def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:
+    """The table's α_k from Θ, differentiable in Θ; all 0 where no present client has any weight."""
+    if absent != "drop":
+        return weights
+    there = torch.where(present, weights, 0.0)
+    total = there.sum()
+    return there / total if float(total) > 0 else there
+
+
+def makes_step(present: Tensor, absent: Absent) -> bool:
+    """Under `drop` a round without clients leaves the model and the server's optimiser as they are."""
+    return absent != "drop" or bool(present.any())

@@ -1,0 +1,84 @@
+"""The checks every array passes on its way in, whoever brings it: a file or a caller.
+
+Each array comes with a name for messages, such as "x of client site-a" or "x_train in own.npz".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedunfold.errors import InputError
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+def as_array(value: ArrayLike, name: str) -> NDArray[Any]:
+    """`value` as a numpy array; ragged lists and tensors numpy cannot read are refused by name."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{name} is not a plain numeric array ({reason}).") from error
+
+
+def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
+    """All features of one federation or file as float32, rows of one common shape, every value finite.
+
+    uint8 counts as image bytes and becomes x/255 in [0, 1]; any other number stays what it is. The two are
+    not mixed, since clients on different scales would look like heterogeneous data.
+    """
+    arrays = {name: as_array(value, name) for name, value in named.items()}
+    first_name, first = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if array.dtype.kind not in "uif":
+            raise InputError(f"{name} has type {array.dtype}; give integers or floats.")
+        if array.ndim < 2:
+            raise InputError(f"{name} has shape {array.shape}; give [samples, features].")
+        if array.size == 0:
+            raise InputError(
+                f"{name} is empty (shape {array.shape}); give at least one sample or leave it out."
+            )
+        if array.shape[1:] != first.shape[1:]:
+            raise InputError(
+                f"{name} has rows of shape {array.shape[1:]} but {first_name} has {first.shape[1:]}; "
+                "give the same features everywhere."
+            )
+        if (array.dtype == np.uint8) != (first.dtype == np.uint8):
+            raise InputError(
+                f"{name} has type {array.dtype} but {first_name} has {first.dtype}; "
+                "use uint8 everywhere or nowhere, because only uint8 is scaled to [0, 1]."
+            )
+    return {name: _as_float32(array, name) for name, array in arrays.items()}
+
+
+def _as_float32(array: NDArray[Any], name: str) -> Features:
+    if array.dtype == np.uint8:
+        return array.astype(np.float32) / np.float32(255)
+    with np.errstate(over="ignore"):  # too large for float32 becomes inf and is named below
+        result = array.astype(np.float32, copy=False)
+    finite = np.isfinite(result).reshape(len(result), -1).all(axis=1)
+    if not finite.all():
+        raise InputError(
+            f"{name} has a NaN or infinite value in row {int(np.argmin(finite))}; fill it in or drop the row."
+        )
+    return result
+
+
+def labels(value: ArrayLike, name: str, rows: int, classes: int | None = None) -> Labels:
+    """Labels as int64 of shape [rows], each in [0, classes) (or just ≥ 0 while C is not known yet)."""
+    array = as_array(value, name)
+    if array.dtype.kind not in "ui":
+        raise InputError(f"{name} has type {array.dtype}; give class numbers as integers from 0.")
+    if array.shape != (rows,):
+        raise InputError(f"{name} has shape {array.shape} but its x has {rows} rows; give one label a row.")
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < 0:
+        raise InputError(f"{name} has the label {lowest}; number the classes from 0.")
+    if classes is not None and highest >= classes:
+        raise InputError(
+            f"{name} has the label {highest} but there are {classes} classes (0 to {classes - 1})."
+        )
+    return array.astype(np.int64, copy=False)

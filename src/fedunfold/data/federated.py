@@ -1,0 +1,104 @@
+"""What a federation trains and tests on, checked once and then trusted by every engine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedunfold.data.arrays import features, labels
+from fedunfold.errors import InputError
+from fedunfold.randomness import generator
+
+MAX_CLASSES = 100_000  # labels beyond this are an id column, and counting them would exhaust the memory
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """All clients' samples in two tensors, one client after the other, and a test set none of them has.
+
+    `x[N, *features]` is float32, `y[N]` int64 in [0, classes); client k owns rows offsets[k]:offsets[k+1].
+    """
+
+    keys: tuple[str, ...]
+    x: Tensor
+    y: Tensor
+    offsets: tuple[int, ...]
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        test: tuple[ArrayLike, ArrayLike],
+        classes: int | None = None,
+    ) -> "FederatedData":
+        """Check and join (x, y) of every client, in the mapping's order.
+
+        Without `classes`, C is the highest label met anywhere plus one.
+        """
+        if not clients:
+            raise InputError("There are no clients; give at least one with its x and y.")
+        owners = {f"client {key}": pair for key, pair in clients.items()} | {"the test set": test}
+        for owner, pair in owners.items():
+            if len(pair) != 2:
+                raise InputError(f"{owner} has {len(pair)} arrays; give it a pair (x, y).")
+        x = features({f"x of {owner}": pair[0] for owner, pair in owners.items()})
+        rows = list(x.values())
+        y = [
+            labels(pair[1], f"y of {owner}", len(row), classes)
+            for (owner, pair), row in zip(owners.items(), rows, strict=True)
+        ]
+        found = classes if classes is not None else 1 + max(int(part.max()) for part in y)
+        if not 2 <= found <= MAX_CLASSES:
+            raise InputError(f"The labels make {found} class(es); a classifier needs 2 to {MAX_CLASSES}.")
+        return cls(
+            keys=tuple(clients),
+            x=torch.from_numpy(np.concatenate(rows[:-1])),
+            y=torch.from_numpy(np.concatenate(y[:-1])),
+            offsets=_offsets([len(part) for part in y[:-1]]),
+            x_test=torch.from_numpy(rows[-1].copy()),
+            y_test=torch.from_numpy(y[-1].copy()),
+            classes=found,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """N_k."""
+        return tuple(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """How many samples of class c client k has, int64 [K, C]."""
+        owner = torch.arange(len(self.keys)).repeat_interleave(torch.tensor(self.sizes))
+        cells = torch.bincount(owner * self.classes + self.y, minlength=len(self.keys) * self.classes)
+        return cells.reshape(len(self.keys), self.classes)
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        """(x, y) of client k, as views."""
+        rows = slice(self.offsets[k], self.offsets[k + 1])
+        return self.x[rows], self.y[rows]
+
+    def restricted(self, fraction: float, seed: int) -> "FederatedData":
+        """Each client keeps ⌈fraction · N_k⌉ of its rows, drawn by (seed, its key), in their old order."""
+        if not 0 < fraction <= 1:
+            raise InputError(f"The fraction of data kept must lie in (0, 1], not {fraction}.")
+        if fraction == 1:
+            return self
+        kept = []
+        for key, start, size in zip(self.keys, self.offsets, self.sizes, strict=False):
+            # Rounding first: 0.1 · 30 is a hair above 3 in floating point and would keep a fourth row.
+            count = max(1, math.ceil(round(fraction * size, 9)))
+            kept.append(start + np.sort(generator(seed, "fraction", key).permutation(size)[:count]))
+        rows = torch.from_numpy(np.concatenate(kept))
+        return replace(self, x=self.x[rows], y=self.y[rows], offsets=_offsets([len(part) for part in kept]))
+
+
+def _offsets(sizes: list[int]) -> tuple[int, ...]:
+    return (0, *(int(end) for end in np.cumsum(sizes)))

@@ -1,0 +1,189 @@
+"""Raw datasets: digits (comes with scikit-learn), MNIST, and a user's own .npz file."""
+
+import os
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedunfold.data.arrays import Features, Labels, features, labels
+from fedunfold.errors import InputError
+from fedunfold.randomness import generator
+
+FIELDS = ("x_train", "y_train", "x_test", "y_test")
+DIGITS_TEST_PER_CLASS = 50
+MNIST_TRAIN_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
+MNIST_TEST_COUNTS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
+UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+
+Pair = tuple[Features, Labels]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training rows to be dealt to clients, and test rows that no client gets."""
+
+    x_train: Features
+    y_train: Labels
+    x_test: Features
+    y_test: Labels
+
+
+def load_digits() -> Dataset:
+    """scikit-learn's 1797 8×8 digits as 64 features x/16 in [0, 1]; 50 of each class are the test set.
+
+    The split is always the same one.
+    """
+    from sklearn.datasets import load_digits as digits  # here, because importing it takes a second
+
+    x, y = digits(return_X_y=True)
+    x, y = (x / 16).astype(np.float32), y.astype(np.int64)
+    order = generator(0, "digits-test").permutation(len(y))
+    test = np.sort(np.concatenate([order[y[order] == c][:DIGITS_TEST_PER_CLASS] for c in range(10)]))
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return Dataset(x[train], y[train], x[test], y[test])
+
+
+def load_mnist() -> Dataset:
+    """MNIST's own 60000 training and 10000 test images as 784 features x/127.5 − 1 in [−1, 1].
+
+    Read from mnist.npz in the folder FEDUNFOLD_DATA names; otherwise from the cache (FEDUNFOLD_CACHE, or
+    ~/.cache/fedunfold), downloaded into it from OpenML the first time.
+    """
+    path = _mnist_file()
+    arrays = read_npz(path, FIELDS)
+    for part, counts in (("train", MNIST_TRAIN_COUNTS), ("test", MNIST_TEST_COUNTS)):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.dtype != np.uint8 or x.size != sum(counts) * 784 or len(x) != sum(counts):
+            raise InputError(
+                f"x_{part} in {path} has shape {x.shape} and type {x.dtype} where MNIST has "
+                f"({sum(counts)}, 28, 28) of uint8; delete the file or replace it."
+            )
+        found = labels(y, f"y_{part} in {path}", len(x), 10)
+        if tuple(np.bincount(found, minlength=10).tolist()) != counts:
+            raise InputError(
+                f"y_{part} in {path} is not MNIST's label counts; delete the file or replace it."
+            )
+    pixels = {part: arrays[f"x_{part}"].reshape(-1, 784).astype(np.float32) for part in ("train", "test")}
+    return Dataset(
+        pixels["train"] / np.float32(127.5) - 1,
+        arrays["y_train"].astype(np.int64),
+        pixels["test"] / np.float32(127.5) - 1,
+        arrays["y_test"].astype(np.int64),
+    )
+
+
+def load_npz(path: Path) -> Dataset:
+    """A user's x_train, y_train, x_test, y_test; shapes stay as given, uint8 becomes x/255."""
+    arrays = read_npz(path, FIELDS)
+    x = features({f"{name} in {path}": arrays[name] for name in ("x_train", "x_test")})
+    x_train, x_test = x.values()
+    y_train = labels(arrays["y_train"], f"y_train in {path}", len(x_train))
+    y_test = labels(arrays["y_test"], f"y_test in {path}", len(x_test))
+    return Dataset(x_train, y_train, x_test, y_test)
+
+
+def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
+    """A user's data already divided: x_<key> and y_<key> for every client, and x_test, y_test."""
+    arrays = read_npz(path)
+    if "x_train" in arrays:
+        raise InputError(f"{path} has x_train, so it is not divided; use another partition than 'given'.")
+    for name in arrays:
+        if not (name.startswith(("x_", "y_")) and name[2:]):
+            raise InputError(f"{path} has {name}, which is no client's; name arrays x_<key> and y_<key>.")
+    owners = {name[2:] for name in arrays}
+    for name in sorted({f"{axis}_{owner}" for axis in "xy" for owner in owners} | {"x_test", "y_test"}):
+        if name not in arrays:
+            raise InputError(f"{path} has no {name}; it needs x_<key> and y_<key> for every client and test.")
+    x = features({f"x_{owner} in {path}": arrays[f"x_{owner}"] for owner in sorted(owners)})
+    pairs = {
+        owner: (rows, labels(arrays[f"y_{owner}"], f"y_{owner} in {path}", len(rows)))
+        for owner, rows in zip(sorted(owners), x.values(), strict=True)
+    }
+    test = pairs.pop("test")
+    if not pairs:
+        raise InputError(f"{path} has no client; add x_<key> and y_<key> for each.")
+    return pairs, test
+
+
+def read_npz(path: Path, wanted: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
+    """The wanted arrays of a .npz file (all of them when none is named), never unpickling anything."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise InputError(
+                    f"{path} is not an .npz file or is cut short; write it with numpy.savez again."
+                )
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                names = list(wanted) or archive.files
+                return {name: _member(archive, name, path) for name in names}
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist; check the path.") from error
+    except InputError:  # a ValueError too, and already worded
+        raise
+    except UNREADABLE as error:
+        raise InputError(f"{path} cannot be read ({_first_line(error)}).") from error
+
+
+def _member(archive: Any, name: str, path: Path) -> NDArray[Any]:
+    if name not in archive.files:
+        hint = "; use the partition 'given' for arrays per client" if name == "x_train" else ""
+        raise InputError(f"{path} has no {name}, only {', '.join(sorted(archive.files)) or 'nothing'}{hint}.")
+    try:
+        array = archive[name]
+    except UNREADABLE as error:
+        raise InputError(
+            f"{name} in {path} cannot be read as a numeric array ({_first_line(error)}); save it again."
+        ) from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "uif":
+        raise InputError(f"{name} in {path} is not a numeric array; save integers or floats.")
+    return array
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _mnist_file() -> Path:
+    folder = os.environ.get("FEDUNFOLD_DATA")
+    if folder and (given := Path(folder) / "mnist.npz").exists():
+        return given
+    cache = Path(os.environ.get("FEDUNFOLD_CACHE") or Path.home() / ".cache" / "fedunfold")
+    cached = cache / "mnist.npz"
+    if not cached.exists():
+        _download_mnist(cached)
+    return cached
+
+
+def _download_mnist(target: Path) -> None:
+    """OpenML's mnist_784 (training rows first) as the four arrays, moved into place only when complete."""
+    from sklearn.datasets import fetch_openml
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each retry warns; the error below says it once
+            x, y = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, cache=False)
+    except (OSError, ValueError, HTTPException) as error:
+        raise InputError(
+            f"MNIST could not be downloaded ({_first_line(error)}); "
+            "set FEDUNFOLD_DATA to a folder with mnist.npz."
+        ) from error
+    images, classes = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.uint8)
+    arrays = (images[:60000], classes[:60000], images[60000:], classes[60000:])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            whole = Path(scratch) / target.name
+            np.savez_compressed(whole, **dict(zip(FIELDS, arrays, strict=True)))
+            whole.replace(target)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written; set FEDUNFOLD_CACHE to a folder that can.") from error

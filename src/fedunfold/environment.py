@@ -1,0 +1,273 @@
+"""What is heterogeneous about a federation, in one validated description that fits in a TOML file."""
+
+import difflib
+import hashlib
+import json
+import re
+import reprlib
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import tomli_w
+from numpy.typing import ArrayLike
+from pydantic import Field, PlainSerializer, PlainValidator, PrivateAttr, field_validator, model_validator
+
+from fedunfold.data.federated import FederatedData
+from fedunfold.data.settings import (
+    Count,
+    DataSource,
+    GivenPartition,
+    MemorySource,
+    Natural,
+    Partition,
+    Settings,
+    check_division,
+    divide,
+)
+from fedunfold.errors import InputError
+
+KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
+Value = TypeVar("Value")
+
+
+def _valid_epochs(value: Any) -> int | tuple[int, ...]:
+    entries = value if isinstance(value, list | tuple) else [value]
+    if not entries or any(type(entry) is not int or entry < 1 for entry in entries):
+        raise ValueError(f"must be an integer of at least 1, or one such a round, got {reprlib.repr(value)}")
+    return tuple(entries) if isinstance(value, list | tuple) else entries[0]
+
+
+Epochs = Annotated[
+    int | tuple[int, ...],
+    PlainValidator(_valid_epochs),
+    PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value),
+]
+
+
+class Client(Settings):
+    """One participant: how many epochs it trains a round, and how often it is reachable."""
+
+    key: str
+    epochs: Epochs = 1
+    reliability: float = Field(default=1.0, ge=0, le=1)
+
+    @field_validator("key")
+    @classmethod
+    def _readable_key(cls, key: str) -> str:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"must be 1 to 64 letters, digits, dots, dashes or underscores, got {key!r}")
+        return key
+
+
+class ModelSpec(Settings):
+    """A stack of linear layers with ReLU between; no hidden layer makes it a linear classifier."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[Count, ...] = ()
+
+
+class Environment(Settings):
+    """Clients, their data, the model and the schedule of local training.
+
+    `sampled` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
+    may carry ``count = n`` and stands for n clients key-0 … key-(n−1).
+    """
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    rounds: Count
+    batch_size: Count
+    lr: float = Field(gt=0)
+    seed: Natural = 0
+    sampled: Count | None = None
+    model: ModelSpec = ModelSpec()
+    data: DataSource
+    partition: Partition
+    clients: tuple[Client, ...]
+
+    _folder: Path = PrivateAttr(default=Path())
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _expand_counts(cls, clients: Any) -> Any:
+        if not isinstance(clients, list | tuple):
+            return clients
+        expanded: list[Any] = []
+        for position, entry in enumerate(clients):
+            if not (isinstance(entry, Mapping) and "count" in entry):
+                expanded.append(entry)
+                continue
+            rest = {name: value for name, value in entry.items() if name != "count"}
+            count = entry["count"]
+            if type(count) is not int or count < 1:
+                raise ValueError(f"entry {position}: count must be an integer of at least 1, got {count!r}")
+            expanded.extend(rest | {"key": f"{rest.get('key', 'client')}-{i}"} for i in range(count))
+        return expanded
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        keys = [client.key for client in self.clients]
+        if not keys:
+            raise ValueError("field clients: lists no client; add at least one")
+        key, uses = Counter(keys).most_common(1)[0]
+        if uses > 1:
+            raise ValueError(f"field clients: the key {key} is used {uses} times; give each client its own")
+        for client in self.clients:
+            if isinstance(client.epochs, tuple) and len(client.epochs) != self.rounds:
+                raise ValueError(
+                    f"client {client.key}: epochs has {len(client.epochs)} entries for {self.rounds} rounds; "
+                    "give one a round, or one number"
+                )
+        if self.sampled is not None and self.sampled > len(keys):
+            raise ValueError(f"field sampled: must be at most {len(keys)}, the clients, got {self.sampled}")
+        check_division(self.data, self.partition, tuple(keys))
+        return self
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """Read and check a file; relative paths in it count from its folder."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise InputError(f"environment file {path}: does not exist; check the path") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"environment file {path}: cannot be read ({error})") from error
+        return cls._parse(text, path)
+
+    @classmethod
+    def _parse(cls, text: str, path: Path) -> Self:
+        try:
+            result = cls(**tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"environment file {path}: is not valid TOML: {error}") from error
+        except InputError as error:
+            reason = str(error).removeprefix(f"{cls.__name__}: ")
+            raise InputError(f"environment file {path}: {reason}") from error
+        result._folder = path.parent
+        return result
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        test: tuple[ArrayLike, ArrayLike],
+        *,
+        rounds: int,
+        batch_size: int,
+        lr: float,
+        epochs: Epochs | Mapping[str, Epochs] = 1,
+        reliability: float | Mapping[str, float] = 1.0,
+        model: ModelSpec | tuple[int, ...] = (),
+        sampled: int | None = None,
+        seed: int = 0,
+        name: str = "in-memory",
+        description: str = "",
+    ) -> Self:
+        """An environment over arrays at hand: (x, y) by client key, and a test pair.
+
+        `epochs` and `reliability` are one value for all or a mapping by key; `model` may be just the widths
+        of the hidden layers.
+        """
+        keys = tuple(clients)
+        epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, keys)
+        reliability_of = _by_key("reliability", reliability, keys)
+        return cls(
+            name=name,
+            description=description,
+            rounds=rounds,
+            batch_size=batch_size,
+            lr=lr,
+            seed=seed,
+            sampled=sampled,
+            model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
+            data=MemorySource(data=FederatedData.from_clients(clients, test)),
+            partition=GivenPartition(),
+            clients=tuple(Client(key=k, epochs=epochs_of[k], reliability=reliability_of[k]) for k in keys),
+        )
+
+    def with_(self, **changes: Any) -> Self:
+        """A checked copy with other fields; the data are loaded again only where they may differ."""
+        result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+        result._folder = self._folder
+        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients"}:
+            vars(result)["_loaded"] = self._loaded
+        return result
+
+    def to_toml(self) -> str:
+        """The same environment as a TOML file; a relative path in it is written as it was given."""
+        if isinstance(self.data, MemorySource):
+            raise InputError(
+                "Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'."
+            )
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def epochs(self, k: int, round: int) -> int:
+        """E_k^(t); the evaluation layer t = T repeats the last round's."""
+        epochs = self.clients[k].epochs
+        return epochs if isinstance(epochs, int) else epochs[min(round, len(epochs) - 1)]
+
+    def load(self) -> FederatedData:
+        """The clients' data and the test set, read once and kept."""
+        return self._loaded
+
+    @cached_property  # not a private field: two environments are equal whether or not they were loaded
+    def _loaded(self) -> FederatedData:
+        keys = tuple(client.key for client in self.clients)
+        return divide(self.data, self.partition, keys, self._folder)
+
+    def digest(self, data: FederatedData) -> str:
+        """SHA-256 of what makes the federation, so that weights can tell whether they were learned for it.
+
+        Seed, rounds, name and description do not count.
+        """
+        content = {
+            "clients": [
+                {"key": client.key, "epochs": client.epochs, "reliability": client.reliability, "size": size}
+                for client, size in zip(self.clients, data.sizes, strict=True)
+            ],
+            "label_counts": data.label_counts.tolist(),
+            "sampled": self.sampled,
+            "model": self.model.model_dump(mode="json"),
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+        }
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _by_key(field: str, value: Value | Mapping[str, Value], keys: tuple[str, ...]) -> Mapping[str, Value]:
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(keys, value)
+    if odd := sorted(value.keys() ^ set(keys)):
+        state = "names no client" if odd[0] in value else "is missing"
+        raise InputError(f"field {field}: {odd[0]} {state}; give one entry for each client")
+    return value
+
+
+def bundled() -> tuple[str, ...]:
+    """Names of the environments that come with the package."""
+    folder = resources.files("fedunfold") / "environments"
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def environment(name_or_path: str | Path) -> Environment:
+    """A bundled environment by name, or a TOML file by path."""
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".toml"):
+        return Environment.from_toml(name_or_path)
+    names = bundled()
+    if text in names:
+        file = resources.files("fedunfold") / "environments" / f"{text}.toml"
+        return Environment._parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
+    close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {close[0]}?" if close else "."
+    raise InputError(
+        f"There is no environment {text!r}{hint} `fedunfold env` lists them ({', '.join(names)}); "
+        "a file of your own is given by a path that ends in .toml."
+    )

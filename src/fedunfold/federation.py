@@ -1,0 +1,127 @@
+"""The contract between everything above a round and the engine below it.
+
+An engine (the simulation in one process, or real clients over a network) offers four verbs; rules, server
+optimisers, unfolding and experiments are written once against them. Models are flat vectors in R^d.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedunfold.losses import OuterLoss
+from fedunfold.updates import LocalUpdate
+
+Need = Literal["loss", "start_loss", "accuracy", "gradients"]
+AbsentLoss = Literal["evaluate", "skip"]
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client before the first round."""
+
+    key: str
+    samples: int
+    label_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What the server asks of the federation in one round.
+
+    `outer` asks for the outer loss along the way, with its gradient where `path_gradient` is set (the
+    first-order adjoint needs it; the exact one gathers it on the way back). `absent_loss` says whether
+    clients that are away still report a loss at w^(t) (`evaluate`, possible in a simulation) or nothing.
+    """
+
+    run: str
+    round: int
+    model: Tensor
+    update: LocalUpdate
+    needs: frozenset[Need] = frozenset()
+    outer: OuterLoss | None = None
+    path_gradient: bool = False
+    absent_loss: AbsentLoss = "evaluate"
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What comes back. K clients, P of them present, in the order of `keys`.
+
+    `updates[P, d]` are w_k − w^(t). `loss` is F_k summed over the minibatches met, `start_loss` the mean
+    loss on all of client k's data at w^(t), `accuracy` that of w_k on its own training data (a fraction);
+    NaN where a client reported nothing. `gradients[P, d]` are the sums of local gradients. Only what the
+    request named is filled. `outer_gradient[d]` is the sum over clients of Σ_τ ∇ℓ^out_b that belongs
+    directly to λ_t: absent clients' always, present clients' where `path_gradient` was asked for.
+    """
+
+    round: int
+    keys: tuple[str, ...]
+    sizes: Tensor
+    present: Tensor
+    steps: Tensor
+    updates: Tensor
+    loss: Tensor | None = None
+    start_loss: Tensor | None = None
+    accuracy: Tensor | None = None
+    gradients: Tensor | None = None
+    outer_loss: float = 0.0
+    outer_gradient: Tensor | None = None
+
+    @property
+    def shares(self) -> Tensor:
+        """N_k/N over all clients."""
+        return self.sizes / self.sizes.sum()
+
+
+@dataclass(frozen=True)
+class OuterReport:
+    """The outer loss of the last layer, t = T, and its gradient in w^(T)."""
+
+    loss: float
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Test result of one model: accuracies are fractions, the loss is the mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+    class_accuracy: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class Federation(Protocol):
+    """One round forwards, the same round backwards, the last layer, and a test."""
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    def initial_model(self, run: str) -> Tensor:
+        """w^(0) of a run."""
+        ...
+
+    def train(self, request: RoundRequest) -> RoundReport:
+        """One round of local updates from w^(t)."""
+        ...
+
+    def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
+        """The exact local part of the adjoint, walked backwards through round t.
+
+        Given q_k = dL/d(w_k − w^(t)) as `adjoints[P, d]`, returns what the present clients add to λ_t:
+        Σ_k (∂(w_k − w^(t))/∂w^(t))ᵀ q_k, their outer losses along the way included.
+        """
+        ...
+
+    def outer(self, request: RoundRequest) -> OuterReport:
+        """The last layer: all clients, all minibatches of all epochs, no update."""
+        ...
+
+    def evaluate(self, model: Tensor) -> Evaluation:
+        """Accuracy and loss on the test set, which no client ever sees."""
+        ...

@@ -1,0 +1,32 @@
+"""All randomness as a pure function of what it is for.
+
+A draw depends on (seed, purpose, run, round, client key, epoch) and on nothing else: not on the order in
+which clients are listed or trained, not on the device, not on the engine. `run` names the pass over the
+federation: ``learn-3`` for the fourth outer iteration, ``trial-0`` for the first trial.
+"""
+
+import hashlib
+
+import numpy as np
+
+
+def _digest(seed: int, purpose: str, *parts: str | int) -> bytes:
+    """16 bytes that stand for the draw; the separator cannot occur in an int, so no two tuples collide."""
+    text = "\x1f".join([str(seed), purpose, *(f"{type(part).__name__}:{part}" for part in parts)])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def integer(seed: int, purpose: str, *parts: str | int) -> int:
+    """A seed for another generator, in [0, 2⁶³)."""
+    return int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 1
+
+
+def uniform(seed: int, purpose: str, *parts: str | int) -> float:
+    """One number, uniform in [0, 1)."""
+    return (int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 11) / 2.0**53
+
+
+def generator(seed: int, purpose: str, *parts: str | int) -> np.random.Generator:
+    """A numpy generator of its own (Philox: counter-based, so streams with other keys never overlap)."""
+    key = np.frombuffer(_digest(seed, purpose, *parts), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

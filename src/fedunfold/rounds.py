@@ -1,0 +1,123 @@
+"""A federated run: T rounds of train, weigh, aggregate, written once for every engine and every rule."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedunfold.aggregation import (
+    Absent,
+    Contributions,
+    Remembered,
+    check_absent,
+    coefficients,
+    contributions,
+    makes_step,
+)
+from fedunfold.errors import DivergenceError, InputError
+from fedunfold.federation import AbsentLoss, Evaluation, Federation, RoundReport, RoundRequest
+from fedunfold.server import ServerOptimizer, plain
+from fedunfold.updates import LocalUpdate, sgd
+from fedunfold.weighting.rule import WeightingRule
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a federation is trained, the weights aside: the local update, the server, the absent clients."""
+
+    update: LocalUpdate = field(default_factory=sgd)
+    server: ServerOptimizer = field(default_factory=plain)
+    absent: Absent = "keep"
+    absent_loss: AbsentLoss = "evaluate"
+
+    def __post_init__(self) -> None:
+        check_absent(self.absent)
+        if self.absent_loss not in ("evaluate", "skip"):
+            raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds before a round: w^(t), its optimiser's state, its clients' last updates."""
+
+    model: Tensor
+    moments: tuple[Tensor, ...]
+    memory: Mapping[int, Remembered] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, model: Tensor, algorithm: Algorithm) -> "Server":
+        return cls(model, algorithm.server.initial_state(model))
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """One round put together: who entered it, and the direction u (None where no step was made)."""
+
+    contributions: Contributions
+    direction: Tensor | None
+
+
+def aggregate(
+    server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm
+) -> tuple[Server, Aggregation]:
+    """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
+    entering = contributions(report, algorithm.absent, server.memory)
+    if not makes_step(report.present, algorithm.absent):
+        return server, Aggregation(entering, None)
+    direction = entering.direction(coefficients(weights, report.present, algorithm.absent))
+    model, moments = algorithm.server.step(server.model, direction, server.moments)
+    if not bool(torch.isfinite(model.sum())):
+        raise DivergenceError(
+            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the server "
+            f"(now {algorithm.server.lr}) or of the clients."
+        )
+    return Server(model, moments, entering.memory), Aggregation(entering, direction)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run: the final model, Θ[T, K] as used, who was there [T, K], and the test after every round."""
+
+    model: Tensor
+    weights: Tensor
+    present: Tensor
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [evaluation.accuracy for evaluation in self.evaluations]
+
+
+def run_rounds(
+    federation: Federation,
+    rule: WeightingRule,
+    rounds: int,
+    *,
+    algorithm: Algorithm | None = None,
+    run: str = "trial-0",
+    on_round: Callable[[int, Evaluation], None] | None = None,
+) -> RunResult:
+    """Train a federation for some rounds under a weighting rule, testing after each.
+
+    `run` names the randomness: another name gives another initial model, minibatch order and presence.
+    """
+    algorithm = algorithm or Algorithm()
+    if rounds < 1:
+        raise InputError(f"a run needs at least 1 round, not {rounds}.")
+    server = Server.start(federation.initial_model(run), algorithm)
+    state = None
+    weights, present, evaluations = [], [], []
+    request = RoundRequest(
+        run, 0, server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss
+    )
+    for t in range(rounds):
+        report = federation.train(replace(request, round=t, model=server.model))
+        row, state = rule(report, state)
+        server, _ = aggregate(server, report, row, algorithm)
+        weights.append(row)
+        present.append(report.present)
+        evaluations.append(federation.evaluate(server.model))
+        if on_round is not None:
+            on_round(t, evaluations[-1])
+    return RunResult(server.model, torch.stack(weights), torch.stack(present), tuple(evaluations))

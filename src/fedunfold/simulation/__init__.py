@@ -1,0 +1,5 @@
+"""The federation in one process: all clients of a round advance together, on CPU or GPU."""
+
+from fedunfold.simulation.engine import SimulatedFederation
+
+__all__ = ["SimulatedFederation"]

@@ -1,0 +1,116 @@
+"""Who is there in a round, and which minibatches each client walks through.
+
+All of it is a pure function of (seed, run, round, client key, epoch): the order in which clients are listed
+does not matter, and a replay meets the same minibatches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedunfold import randomness
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random decisions of one round."""
+
+    seed: int
+    run: str
+    round: int
+
+    def permutation(self, key: str, epoch: int, size: int) -> np.ndarray:
+        """The order in which client `key` meets its samples in an epoch of this round."""
+        stream = randomness.generator(self.seed, "minibatches", self.run, self.round, key, epoch)
+        return stream.permutation(size)
+
+    def present(self, keys: Sequence[str], reliability: Sequence[float], sampled: int | None) -> np.ndarray:
+        """Client k is there with probability p_k, if it is among the `sampled` ones (uniform, without
+        replacement)."""
+        there = np.array(
+            [
+                randomness.uniform(self.seed, "presence", self.run, self.round, key) < p
+                for key, p in zip(keys, reliability, strict=True)
+            ]
+        )
+        if sampled is not None and sampled < len(keys):
+            tickets = [randomness.uniform(self.seed, "sampling", self.run, self.round, key) for key in keys]
+            chosen = np.zeros(len(keys), dtype=bool)
+            chosen[np.argsort(tickets)[:sampled]] = True
+            there &= chosen
+        return there
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's part in a round: where its rows start, how many, and its epochs."""
+
+    key: str
+    start: int
+    size: int
+    epochs: int
+
+    def steps(self, batch_size: int) -> int:
+        """τ_k = E_k ⌈N_k/B⌉."""
+        return self.epochs * -(-self.size // batch_size)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Minibatches of several clients side by side, clients with more steps first.
+
+    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real, `means[S, L, B]` is 1/|b|
+    for those and 0 for padding; `order[l]` is the client in lane l, and the first `active[τ]` lanes still
+    train at step τ.
+    """
+
+    order: tuple[int, ...]
+    active: tuple[int, ...]
+    rows: Tensor
+    counts: np.ndarray
+    means: Tensor
+
+
+def plan(
+    draw: Draw, shares: Sequence[Share], batch_size: int, device: torch.device, dtype: torch.dtype
+) -> Schedule:
+    """The schedule of a round: every epoch reshuffled, the last minibatch of an epoch short."""
+    order = sorted(range(len(shares)), key=lambda i: -shares[i].steps(batch_size))
+    longest = shares[order[0]].steps(batch_size)
+    width = min(batch_size, max(share.size for share in shares))
+    rows = np.empty((longest, len(order), width), dtype=np.int64)
+    counts = np.zeros((longest, len(order)), dtype=np.int64)
+    for lane, index in enumerate(order):
+        share = shares[index]
+        rows[:, lane] = share.start
+        per_epoch = -(-share.size // batch_size)
+        for epoch in range(share.epochs):
+            shuffled = share.start + draw.permutation(share.key, epoch, share.size)
+            for b in range(per_epoch):
+                piece = shuffled[b * batch_size : (b + 1) * batch_size]
+                rows[epoch * per_epoch + b, lane, : len(piece)] = piece
+                counts[epoch * per_epoch + b, lane] = len(piece)
+    active = tuple(int(n) for n in (counts > 0).sum(1))
+    means = (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
+    return Schedule(
+        tuple(order),
+        active,
+        torch.from_numpy(rows).to(device),
+        counts,
+        torch.from_numpy(means).to(device, dtype),
+    )
+
+
+def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:
+    """Σ_e 1/|b_e(i)|: how often and how much sample i counts when all minibatches meet the same model."""
+    coefficients = np.zeros(share.size)
+    sizes = np.full(share.size, min(batch_size, share.size), dtype=np.float64)
+    remainder = share.size % batch_size
+    if remainder:
+        sizes[-remainder:] = remainder
+    for epoch in range(share.epochs):
+        coefficients[draw.permutation(share.key, epoch, share.size)] += 1 / sizes
+    return coefficients

@@ -1,0 +1,184 @@
+"""The local walk of one round, forwards and backwards, for all present clients at once.
+
+Forwards (c_k folds into the step size η_k = η c_k):   w^{τ+1} = w^τ − η_k (∇ℓ_b(w^τ) + μ (w^τ − w^(t)))
+
+Backwards, from p = dL/dw^{τ_k}, for τ = τ_k−1 … 0:    p⁻ = p
+    p = p⁻ − η_k (H_b(w^τ) + μ I) p⁻ + ∇ℓ^out_b(w^τ),   and w^(t) itself gains η_k μ p⁻
+
+The walk back needs the iterates in reverse. They are replayed: all kept at once while they fit the memory
+budget, otherwise in √S segments from √S checkpoints, so that memory grows with the root of the steps.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedunfold.losses import OuterLoss, cross_entropy
+from fedunfold.simulation.kernel import Batch, Kernel, Parameters
+from fedunfold.simulation.schedule import Schedule
+from fedunfold.updates import LocalUpdate
+
+
+@dataclass
+class OuterTerms:
+    """How each lane's minibatches enter the outer loss: kind, client factor [L], class weights [C]."""
+
+    loss: OuterLoss
+    factors: Tensor
+    class_weights: Tensor | None
+
+    def coefficients(self, labels: Tensor, means: Tensor) -> Tensor:
+        """What every sample's loss is multiplied with; `means` is 1/|b|, 0 for padding."""
+        weights = means * self.factors[: len(means), None]
+        return weights if self.class_weights is None else weights * self.class_weights[labels]
+
+
+@dataclass
+class Tally:
+    """What a forward walk adds up on its way, per lane. Sums of gradients only where a list is given."""
+
+    loss: Tensor
+    outer_loss: Tensor
+    gradients: Parameters | None = None
+    outer_gradients: Parameters | None = None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The present clients of one round: their minibatches and step sizes."""
+
+    kernel: Kernel
+    x: Tensor
+    y: Tensor
+    schedule: Schedule
+    step_sizes: Tensor
+    update: LocalUpdate
+    outer: OuterTerms | None
+
+    def forward_(self, parameters: Parameters, tally: Tally) -> None:
+        """Walk all steps in place, adding up losses and gradients."""
+        anchor = [p.clone() for p in parameters] if self.update.mu else None
+        buffers = [torch.zeros_like(p) for p in parameters] if self.update.momentum else None
+        for step in range(len(self.schedule.active)):
+            self._step_(step, parameters, anchor, buffers, tally)
+
+    def backward(self, start: Parameters, adjoint: Parameters, memory_budget: int) -> Parameters:
+        """dL/dw^(t) through every lane, given dL/dw_k; `adjoint` is used up."""
+        total = len(self.schedule.active)
+        iterate_bytes = sum(p.nbytes for p in start)
+        length = total if total * iterate_bytes <= memory_budget else math.isqrt(total - 1) + 1
+        anchor_gain = [torch.zeros_like(p) for p in adjoint] if self.update.mu else None
+
+        checkpoints = [start]
+        for begin in range(0, total - length, length):
+            parameters = [p.clone() for p in checkpoints[-1]]
+            for step in range(begin, begin + length):
+                self._step_(step, parameters, start, None, None)
+            checkpoints.append(parameters)
+
+        for begin in reversed(range(0, total, length)):
+            parameters = [p.clone() for p in checkpoints.pop()]
+            iterates = []
+            for step in range(begin, min(begin + length, total)):
+                live = self.schedule.active[step]
+                iterates.append([p[:live].clone() for p in parameters])
+                self._step_(step, parameters, start, None, None)
+            while iterates:
+                self._step_back_(begin + len(iterates) - 1, iterates.pop(), adjoint, anchor_gain)
+        if anchor_gain is not None:
+            torch._foreach_add_(adjoint, anchor_gain)
+        return adjoint
+
+    def _step_(
+        self,
+        step: int,
+        parameters: Parameters,
+        anchor: Parameters | None,
+        buffers: Parameters | None,
+        tally: Tally | None,
+    ) -> None:
+        batch, means = self._minibatch(step)
+        live = len(means)
+        current = [p[:live] for p in parameters]
+        logits, pullback = self.kernel.linearize(current, batch)
+        losses, slope = cross_entropy(logits, batch.y)
+        slope.mul_(means.unsqueeze(-1))
+        if tally is not None:
+            self._add_up(tally, batch, means, logits, losses, slope, pullback)
+
+        rates = self.step_sizes[:live]
+        if buffers is not None:
+            moving = [b[:live].mul_(self.update.momentum) for b in buffers]
+            pullback(slope, moving)
+            for p, b in zip(current, moving, strict=True):
+                p.sub_(b * _per_lane(rates, b))
+            return
+        pull = None
+        if self.update.mu and anchor is not None:
+            pull = [a[:live] - p for a, p in zip(anchor, current, strict=True)]
+        pullback(slope.mul_(-rates[:, None, None]), current)
+        if pull is not None:
+            for p, towards in zip(current, pull, strict=True):
+                p.add_(towards.mul_(_per_lane(rates * self.update.mu, towards)))
+
+    def _step_back_(
+        self, step: int, iterate: Parameters, adjoint: Parameters, anchor_gain: Parameters | None
+    ) -> None:
+        batch, means = self._minibatch(step)
+        live = len(means)
+        rates = self.step_sizes[:live]
+        current = [p[:live] for p in adjoint]
+        pulled = None
+        if anchor_gain is not None:
+            pulled = [p * _per_lane(rates * self.update.mu, p) for p in current]
+        self.kernel.pull_adjoint_(
+            iterate, current, batch, means * rates[:, None], self._outer_slope(batch, means)
+        )
+        if pulled is not None and anchor_gain is not None:
+            for p, gain, part in zip(current, anchor_gain, pulled, strict=True):
+                p.sub_(part)
+                gain[:live].add_(part)
+
+    def _outer_slope(self, batch: Batch, means: Tensor) -> Callable[[Tensor], Tensor] | None:
+        outer = self.outer
+        if outer is None or outer.loss.only_last_layer:
+            return None
+        coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
+        return lambda logits: outer.loss.values(logits, batch.y)[1].mul_(coefficients)
+
+    def _add_up(
+        self,
+        tally: Tally,
+        batch: Batch,
+        means: Tensor,
+        logits: Tensor,
+        losses: Tensor,
+        slope: Tensor,
+        pullback: Callable[[Tensor, Parameters], None],
+    ) -> None:
+        live = len(means)
+        tally.loss[:live] += (losses * means).sum(1)
+        if tally.gradients is not None:
+            pullback(slope, [p[:live] for p in tally.gradients])
+        if self.outer is None or self.outer.loss.only_last_layer:
+            return
+        values, outer_slope = self.outer.loss.values(logits, batch.y)
+        coefficients = self.outer.coefficients(batch.y, means)
+        tally.outer_loss[:live] += (values * coefficients).sum(1)
+        if tally.outer_gradients is not None:
+            pullback(outer_slope.mul_(coefficients.unsqueeze(-1)), [p[:live] for p in tally.outer_gradients])
+
+    def _minibatch(self, step: int) -> tuple[Batch, Tensor]:
+        """The step's minibatches of the lanes still walking, and 1/|b| per sample (0 for padding)."""
+        live = self.schedule.active[step]
+        rows = self.schedule.rows[step, :live]
+        counts = self.schedule.counts[step, :live].tolist()
+        return Batch(self.x[rows], self.y[rows], counts), self.schedule.means[step, :live]
+
+
+def _per_lane(values: Tensor, like: Tensor) -> Tensor:
+    """[L] shaped so that it multiplies every lane of `like`."""
+    return values.view(-1, *[1] * (like.dim() - 1))

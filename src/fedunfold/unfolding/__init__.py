@@ -1,0 +1,5 @@
+"""Learning the aggregation weights: outer losses differentiated through the unfolded rounds."""
+
+from fedunfold.unfolding.learner import SCHEDULES, Learning, learn
+
+__all__ = ["SCHEDULES", "Learning", "learn"]

@@ -1,0 +1,135 @@
+"""The gradient of the outer loss in θ, by an adjoint that walks the rounds backwards.
+
+Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}². With λ_t = dL/dw^(t) and the round's direction u = Σ_k α_k m_k
+(`aggregation`), the server's step hands λ_{t+1} on to w^(t) and to u (`ServerOptimizer.vjp`), and then
+
+    dL/dα_k = ⟨ū, m_k⟩          q_k = dL/dΔ_k = α_k ū   (+ what later rounds still took from memory)
+    λ_t     = w̄ + Σ_k (∂Δ_k/∂w^(t))ᵀ q_k + Σ_k Σ_τ ∇ℓ^out_b
+
+`first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
+one federated run plus T·K dot products. `exact` asks the clients for them (`Federation.backprop`). In neither
+is there a graph over rounds; what is kept is T models and the clients' updates.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedunfold.aggregation import coefficients
+from fedunfold.errors import DivergenceError
+from fedunfold.federation import Federation, RoundReport, RoundRequest
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Aggregation, Algorithm, Server, aggregate
+
+AdjointKind = Literal["first_order", "exact"]
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """One pass forwards and backwards: L, dL/dθ [T, K], and w^(T)."""
+
+    loss: float
+    gradient: Tensor
+    model: Tensor
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What the walk back needs of a round."""
+
+    request: RoundRequest
+    present: Tensor
+    outer_gradient: Tensor | None
+    server: Server
+    aggregation: Aggregation
+
+
+def weights_of(theta: Tensor) -> Tensor:
+    """Θ = θ²/Σθ² along the last axis."""
+    squares = theta.square()
+    return squares / squares.sum(-1, keepdim=True)
+
+
+def unfold(
+    federation: Federation,
+    theta: Tensor,
+    algorithm: Algorithm,
+    outer: OuterLoss,
+    adjoint: AdjointKind,
+    *,
+    run: str,
+    model: Tensor,
+) -> Unfolded:
+    """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
+    request = RoundRequest(
+        run,
+        0,
+        model,
+        algorithm.update,
+        outer=outer,
+        path_gradient=adjoint == "first_order",
+        absent_loss=algorithm.absent_loss,
+    )
+    layers, loss = [], 0.0
+    server = Server.start(model, algorithm)
+    for t, row in enumerate(theta):
+        asked = replace(request, round=t, model=server.model)
+        report = federation.train(asked)
+        loss += report.outer_loss
+        after, aggregation = aggregate(server, report, weights_of(row), algorithm)
+        layers.append(_layer(asked, report, server, aggregation))
+        server = after
+    last = federation.outer(replace(request, round=len(theta), model=server.model))
+    gradient = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
+    return Unfolded(loss + last.loss, gradient, server.model)
+
+
+def _layer(request: RoundRequest, report: RoundReport, server: Server, aggregation: Aggregation) -> _Layer:
+    return _Layer(request, report.present, report.outer_gradient, server, aggregation)
+
+
+def _walk_back(
+    federation: Federation,
+    theta: Tensor,
+    algorithm: Algorithm,
+    layers: list[_Layer],
+    adjoint: Tensor,
+    *,
+    exact: bool,
+) -> Tensor:
+    """dL/dθ from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached."""
+    gradient = torch.zeros_like(theta)
+    moments = tuple(torch.zeros_like(moment) for moment in layers[-1].server.moments)
+    owed: dict[int, Tensor] = {}
+    for t in reversed(range(len(layers))):
+        layer = layers.pop()
+        direction = layer.aggregation.direction
+        if direction is not None:
+            adjoint, to_direction, moments = algorithm.server.vjp(
+                layer.server.model, direction, layer.server.moments, adjoint, moments
+            )
+            entering = layer.aggregation.contributions
+            with torch.enable_grad():
+                row = theta[t].detach().requires_grad_()
+                alpha = coefficients(weights_of(row), layer.present, algorithm.absent)
+            to_alpha = torch.zeros_like(row)
+            to_alpha[entering.clients] = (entering.updates @ to_direction).to(row)
+            gradient[t] = torch.autograd.grad(alpha, row, to_alpha)[0]
+            if exact:
+                for k in entering.clients.tolist():
+                    part = float(alpha[k]) * to_direction
+                    owed[k] = owed[k] + part if k in owed else part
+        there = torch.nonzero(layer.present).flatten().tolist()
+        if exact and there:
+            arriving = torch.stack([owed.pop(k) for k in there])
+            adjoint = adjoint + federation.backprop(layer.request, layer.present, arriving)
+        if layer.outer_gradient is not None:
+            adjoint = adjoint + layer.outer_gradient
+        if not bool(torch.isfinite(gradient[t]).all()):
+            raise DivergenceError(
+                f"round {t}: the gradient of the weights is not finite; lower the clients' learning rate "
+                f"(now {federation.lr}), or take the first_order adjoint."
+            )
+    return gradient

@@ -1,0 +1,94 @@
+"""Local update rules: what client k does between receiving w^(t) and returning w_k.
+
+In the loop, for τ = 0 … τ_k−1 on minibatches b:
+
+    w_k ← w_k − η · c_k · (∇ℓ_b(w_k) + μ (w_k − w^(t)))
+
+| rule        | c_k        | μ | then                                   |
+|-------------|------------|---|----------------------------------------|
+| sgd         | 1          | 0 |                                        |
+| prox(μ)     | 1          | μ |                                        |
+| nova        | τ_eff/τ_k  | 0 |                                        |
+| momentum(ρ) | 1          | 0 | with a heavy-ball buffer v ← ρ v + ∇ℓ   |
+| accumulated | the base's |   | w_k ← w^(t) + (τ_eff/‖a_k‖₁)(w_k − w^(t)) |
+
+*Accumulated* is the general formulation of Wang et al. 2020: the client walks its own rule unscaled, which
+gives w_k − w^(t) = −η Σ_τ a_τ ∇ℓ(w^τ), and the sum is rescaled to τ_eff effective steps. With weights
+Θ̃_k = (N_k/N)‖a_k‖₁/τ_eff it equals its base rule under N_k/N.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedunfold.errors import InputError
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """One row of the table above."""
+
+    name: str
+    mu: float = 0.0
+    momentum: float = 0.0
+    normalise_steps: bool = False
+    accumulate: bool = False
+
+    def gradient_factors(self, steps: int, lr: float) -> np.ndarray:
+        """a_τ for τ = 0 … steps−1: how much the gradient met at step τ counts in w^(t) − w_k, over η.
+
+        prox: a_τ = (1−ημ)^(τ_k−1−τ);  momentum: a_τ = (1−ρ^(τ_k−τ))/(1−ρ);  otherwise 1.
+        """
+        remaining = np.arange(steps, 0, -1, dtype=np.float64)
+        if self.momentum:
+            return np.asarray((1 - self.momentum**remaining) / (1 - self.momentum))
+        return np.asarray((1 - lr * self.mu) ** (remaining - 1))
+
+    def factor_norms(self, steps: np.ndarray, lr: float) -> np.ndarray:
+        """‖a_k‖₁ per client; 0 for a client that makes no step."""
+        return np.array([self.gradient_factors(int(n), lr).sum() for n in steps])
+
+    def scales(self, sizes: np.ndarray, steps: np.ndarray, lr: float) -> tuple[np.ndarray, np.ndarray]:
+        """Per client (c_k inside the loop, factor on w_k − w^(t) after it).
+
+        τ_eff = Σ_k (N_k/N) ‖a_k‖₁ over all clients, those making no step counting 0; N_k/N is not
+        renormalised over the present ones.
+        """
+        ones = np.ones(len(sizes))
+        if not (self.normalise_steps or self.accumulate):
+            return ones, ones
+        norms = self.factor_norms(steps, lr)
+        effective_steps = float(sizes @ norms / sizes.sum())
+        ratio = np.divide(effective_steps, norms, out=ones.copy(), where=norms > 0)
+        return (ones, ratio) if self.accumulate else (ratio, ones)
+
+
+def sgd() -> LocalUpdate:
+    """Plain stochastic gradient descent (FedAvg's client)."""
+    return LocalUpdate("sgd")
+
+
+def prox(mu: float = 0.01) -> LocalUpdate:
+    """SGD pulled back to w^(t) by μ/2 ‖w − w^(t)‖² (FedProx's client)."""
+    if not mu >= 0:
+        raise InputError(f"prox needs mu >= 0, not {mu}.")
+    return LocalUpdate("prox", mu=mu)
+
+
+def nova() -> LocalUpdate:
+    """SGD whose steps are scaled by τ_eff/τ_k, so that slow clients go as far as fast ones (FedNova)."""
+    return LocalUpdate("nova", normalise_steps=True)
+
+
+def momentum(rho: float = 0.9) -> LocalUpdate:
+    """Heavy-ball SGD. It can be run; learning weights through it is refused."""
+    if not 0 < rho < 1:
+        raise InputError(f"momentum needs 0 < rho < 1, not {rho}.")
+    return LocalUpdate("momentum", momentum=rho)
+
+
+def accumulated(base: LocalUpdate) -> LocalUpdate:
+    """Wang et al.'s general form over sgd, prox or momentum: walk unscaled, then rescale to τ_eff."""
+    if base.normalise_steps or base.accumulate:
+        raise InputError(f"accumulated() takes sgd, prox or momentum as its base, not {base.name}.")
+    return replace(base, name=f"accumulated-{base.name}", accumulate=True)

@@ -1,0 +1,171 @@
+"""Learned weights: a rule read off a file, with how it was learned."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedunfold.errors import InputError
+from fedunfold.federation import Need, RoundReport
+from fedunfold.files import write_atomically
+from fedunfold.version import VERSION
+from fedunfold.weighting.rule import State, off_simplex
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedWeights:
+    """Θ[T, K] for the clients `keys`, with the outer loss of every iteration and Θ before and after each.
+
+    `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
+    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t].
+    """
+
+    keys: tuple[str, ...]
+    weights: Tensor
+    losses: Tensor
+    history: Tensor
+    settings: dict[str, Any]
+    digest: str = ""
+    version: str = VERSION
+    name: str = "learned"
+    needs: frozenset[Need] = field(default=frozenset(), repr=False)
+
+    def __call__(self, report: RoundReport, state: State) -> tuple[Tensor, State]:
+        if report.keys != self.keys:
+            raise InputError(_other_clients(self.keys, report.keys))
+        if report.round >= len(self.weights):
+            raise InputError(
+                f"the weights were learned for {len(self.weights)} rounds and have none for round "
+                f"{report.round}; map them to more rounds to repeat the last row."
+            )
+        return self.weights[report.round], state
+
+    def applied_to(
+        self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False
+    ) -> "LearnedWeights":
+        """These weights for a federation: refused where it is another one, unless `mapped` is asked for.
+
+        Mapping goes by client key (every client must be known; rows are renormalised over those taken) and
+        by round: a shorter run takes the first rows, rounds beyond T repeat the last.
+        """
+        if tuple(keys) == self.keys and rounds == len(self.weights) and digest in ("", self.digest):
+            return self
+        if not mapped:
+            raise InputError(self._mismatch(tuple(keys), rounds))
+        unknown = [key for key in keys if key not in self.keys]
+        if unknown:
+            raise InputError(
+                f"the weights cannot be mapped: client '{unknown[0]}' was not in the federation they were "
+                f"learned on ({', '.join(self.keys)})."
+            )
+        columns = torch.tensor([self.keys.index(key) for key in keys])
+        rows = torch.arange(rounds).clamp(max=len(self.weights) - 1)
+        weights = self.weights[rows][:, columns]
+        totals = weights.sum(1, keepdim=True)
+        if bool((totals <= 0).any()):
+            raise InputError(
+                "the weights cannot be mapped: these clients have weight 0 in one of the rounds."
+            )
+        history = self.history[:, rows][:, :, columns]
+        history = history / history.sum(-1, keepdim=True)
+        return replace(self, keys=tuple(keys), weights=weights / totals, history=history, digest=digest)
+
+    def _mismatch(self, keys: tuple[str, ...], rounds: int) -> str:
+        if keys != self.keys:
+            return _other_clients(self.keys, keys)
+        if rounds != len(self.weights):
+            return (
+                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as many, "
+                "or ask for mapping (--map), which cuts, or repeats the last row."
+            )
+        return (
+            "the weights were learned on another federation (same client keys, other data, epochs, reliability, "
+            "model or step size); learn them again, or ask for mapping (--map) to use them all the same."
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file; the same weights give the same bytes."""
+        header = {
+            "format": FORMAT,
+            "keys": self.keys,
+            "rounds": len(self.weights),
+            "settings": self.settings,
+            "digest": self.digest,
+            "version": self.version,
+        }
+        tensors = {
+            "weights": self.weights.contiguous(),
+            "losses": self.losses.contiguous(),
+            "history": self.history.contiguous(),
+        }
+        # One metadata entry: several would come out in an order that changes from process to process.
+        metadata = {"fedunfold": json.dumps(header, sort_keys=True)}
+        write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LearnedWeights":
+        """Read what `save` wrote; nothing in the file is executed."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            header = json.loads(metadata["fedunfold"])
+            if header["format"] != FORMAT:
+                raise InputError(
+                    f"weights file {path} has format {header['format']}; this version reads {FORMAT}."
+                )
+            learned = cls(
+                keys=tuple(str(key) for key in header["keys"]),
+                weights=tensors["weights"].double(),
+                losses=tensors["losses"].double(),
+                history=tensors["history"].double(),
+                settings=dict(header["settings"]),
+                digest=str(header["digest"]),
+                version=str(header["version"]),
+            )
+        except (SafetensorError, OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(
+                f"weights file {path} is damaged or not one of fedunfold's ({type(error).__name__}: {error}); "
+                "learn the weights again."
+            ) from error
+        learned._check(path)
+        return learned
+
+    def _check(self, path: Path) -> None:
+        rounds, clients = self.weights.shape if self.weights.dim() == 2 else (0, 0)
+        shapes_fit = (
+            rounds > 0
+            and clients == len(self.keys) == len(set(self.keys))
+            and self.history.shape == (len(self.losses) + 1, rounds, clients)
+        )
+        if not shapes_fit:
+            raise InputError(
+                f"weights file {path} is inconsistent: its tensors and client keys differ in shape."
+            )
+        for t, row in enumerate(self.weights):
+            if problem := off_simplex(row, self.keys):
+                raise InputError(f"weights file {path}: round {t} {problem}.")
+
+
+def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    strangers = [key for key in theirs if key not in mine] or [key for key in mine if key not in theirs]
+    about = f"'{strangers[0]}' is in only one of them" if strangers else "in another order"
+    return (
+        f"the weights belong to another federation: their clients are {_some(mine)}, the run's are "
+        f"{_some(theirs)} ({about}); learn weights for this one, or ask for mapping (--map)."
+    )
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:5]) + (f", … ({len(keys)} in all)" if len(keys) > 5 else "")

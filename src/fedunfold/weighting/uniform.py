@@ -1,0 +1,23 @@
+"""Equal weights."""
+
+import torch
+from torch import Tensor
+
+from fedunfold.federation import RoundReport
+from fedunfold.weighting.rule import Rule, State
+
+
+def uniform() -> Rule:
+    """Weigh all clients alike.
+
+        Θ_k = 1 / K
+
+    For federations in which every participant should have the same say however much data it holds; with
+    sizes far apart, the samples of small clients then count for more than those of large ones.
+    """
+
+    def weigh(report: RoundReport, state: State) -> tuple[Tensor, State]:
+        clients = len(report.keys)
+        return torch.full((clients,), 1 / clients, dtype=torch.float64), state
+
+    return Rule("uniform", weigh)
