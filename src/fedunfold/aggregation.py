@@ -80,7 +80,7 @@ def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:
         return weights
     there = torch.where(present, weights, 0.0)
     total = there.sum()
-    return there / total if float(total) > 0 else there
+    return there / total if bool(total > 0) else there
 
 
 def makes_step(present: Tensor, absent: Absent) -> bool:

@@ -1,5 +1,6 @@
 """Classifiers an environment can name. In Python any function that builds a `torch.nn.Module` does."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> C
 
     def build() -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
-        for i, (wide, narrow) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (wide, narrow) in enumerate(itertools.pairwise(widths)):
             layers += [nn.ReLU()] if i else []
             layers.append(nn.Linear(wide, narrow))
         return nn.Sequential(*layers)

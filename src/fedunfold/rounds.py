@@ -69,8 +69,8 @@ def aggregate(
     model, moments = algorithm.server.step(server.model, direction, server.moments)
     if not bool(torch.isfinite(model.sum())):
         raise DivergenceError(
-            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the server "
-            f"(now {algorithm.server.lr}) or of the clients."
+            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "
+            f"server (now {algorithm.server.lr}) or of the clients."
         )
     return Server(model, moments, entering.memory), Aggregation(entering, direction)
 

@@ -58,7 +58,7 @@ class AnyModule:
             lanes.append((leaves, logits, gradient))
         slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in lanes], batch))
         for lane, (leaves, logits, gradient) in enumerate(lanes):
-            along = sum((g * p[lane]).sum() for g, p in zip(gradient, adjoint, strict=True))
+            along = torch.stack([(g * p[lane]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
             curved = torch.autograd.grad(
                 along, leaves, retain_graph=slopes is not None, materialize_grads=True
             )

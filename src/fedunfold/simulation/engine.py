@@ -252,8 +252,8 @@ class SimulatedFederation:
         loss, gradient = fixed.outer(self._x[rows], self._y[rows], weights, outer)
         if not bool(torch.isfinite(loss)):
             raise DivergenceError(
-                f"round {request.round}: the outer loss of the shared model is not finite; lower the learning "
-                f"rate (now {self.lr})."
+                f"round {request.round}: the outer loss of the shared model is not finite; lower the "
+                f"learning rate (now {self.lr})."
             )
         return OuterReport(float(loss), gradient)
 
@@ -333,6 +333,10 @@ class SimulatedFederation:
                 f"round {round}: client '{client}' went non-finite during local training; lower the learning "
                 f"rate (now {self.lr})."
             )
+
+
+def _sum(first: Tensor | None, second: Tensor) -> Tensor:
+    return second if first is None else first + second
 
 
 def _carries_gradients(update: LocalUpdate) -> bool:

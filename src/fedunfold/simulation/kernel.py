@@ -61,7 +61,7 @@ def flatten(parameters: Parameters) -> Tensor:
 
 def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
     """The inverse: contiguous copies that may be changed in place."""
-    pieces = flat.split([shape.numel() for shape in shapes], 1)
+    pieces = torch.split(flat, [shape.numel() for shape in shapes], 1)
     return [
         piece.reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
         for piece, shape in zip(pieces, shapes, strict=True)

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from fedunfold.losses import cross_entropy, softmax_jacobian_product
 from fedunfold.simulation.kernel import Batch, Parameters, Pullback
 
+Layer = tuple[Tensor, Tensor | None]
+
 
 class LinearStack:
     """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases."""
 
-    def __init__(self, module: nn.Sequential) -> None:
-        layers = [layer for layer in module if isinstance(layer, nn.Linear)]
+    def __init__(self, module: nn.Module) -> None:
+        layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self._biased = [layer.bias is not None for layer in layers]
         self.shapes = tuple(p.shape for p in module.parameters())
 
@@ -106,13 +108,11 @@ class LinearStack:
             if shift is not None:
                 shift.add_(here[0].sum(1))
 
-    def _layers(self, parameters: Parameters) -> list[tuple[Tensor, Tensor | None]]:
+    def _layers(self, parameters: Parameters) -> list[Layer]:
         flat = iter(parameters)
         return [(next(flat), next(flat) if biased else None) for biased in self._biased]
 
-    def _forward(
-        self, layers: list[tuple[Tensor, Tensor | None]], batch: Batch
-    ) -> tuple[list[Tensor], Tensor]:
+    def _forward(self, layers: list[Layer], batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Inputs of every layer, and the logits."""
         activations = [batch.x.flatten(2)]
         for weight, bias in layers[:-1]:

@@ -176,7 +176,9 @@ class Walk:
         live = self.schedule.active[step]
         rows = self.schedule.rows[step, :live]
         counts = self.schedule.counts[step, :live].tolist()
-        return Batch(self.x[rows], self.y[rows], counts), self.schedule.means[step, :live]
+        flat = rows.flatten()  # index_select reads rows several times faster than indexing does
+        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        return Batch(x, self.y[rows], counts), self.schedule.means[step, :live]
 
 
 def _per_lane(values: Tensor, like: Tensor) -> Tensor:

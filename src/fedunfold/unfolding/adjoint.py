@@ -118,8 +118,8 @@ def _walk_back(
             to_alpha[entering.clients] = (entering.updates @ to_direction).to(row)
             gradient[t] = torch.autograd.grad(alpha, row, to_alpha)[0]
             if exact:
-                for k in entering.clients.tolist():
-                    part = float(alpha[k]) * to_direction
+                for k, share in zip(entering.clients.tolist(), alpha[entering.clients].tolist(), strict=True):
+                    part = share * to_direction
                     owed[k] = owed[k] + part if k in owed else part
         there = torch.nonzero(layer.present).flatten().tolist()
         if exact and there:

@@ -60,8 +60,8 @@ def learn(
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
     if algorithm.update.momentum:
         raise InputError(
-            f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps depend "
-            "on earlier gradients; learn with sgd, prox or nova, and run momentum with the result."
+            f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps "
+            "depend on earlier gradients; learn with sgd, prox or nova, and run momentum with the result."
         )
     sizes = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
     theta = (sizes / sizes.sum()).sqrt().repeat(rounds, 1)

@@ -83,12 +83,13 @@ class LearnedWeights:
             return _other_clients(self.keys, keys)
         if rounds != len(self.weights):
             return (
-                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as many, "
-                "or ask for mapping (--map), which cuts, or repeats the last row."
+                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as "
+                "many, or ask for mapping (--map), which cuts, or repeats the last row."
             )
         return (
-            "the weights were learned on another federation (same client keys, other data, epochs, reliability, "
-            "model or step size); learn them again, or ask for mapping (--map) to use them all the same."
+            "the weights were learned on another federation (same client keys, other data, epochs, "
+            "reliability, model or step size); learn them again, or ask for mapping (--map) to use "
+            "them all the same."
         )
 
     def save(self, path: str | Path) -> None:

@@ -1,0 +1,11 @@
+"""Settings of the whole suite."""
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Test workers run side by side on few cores; tiny tensors gain nothing from more threads.
+torch.set_num_threads(1)
+
+# The machines are shared and noisy: a slow example says nothing about the code.
+settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared-machine")

@@ -1,0 +1,173 @@
+"""Both adjoints in float64 against autograd through the fully unrolled run."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedunfold.environment import Environment
+from fedunfold.losses import OuterLoss
+from fedunfold.models import model_factory
+from fedunfold.rounds import Algorithm
+from fedunfold.server import adam, plain
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.engine import ModelFactory
+from fedunfold.simulation.schedule import Draw
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.updates import LocalUpdate, accumulated, nova, prox, sgd
+from tests.unfolding.unrolled import Unrolled, gradient_of
+
+SIZES = {"a": 7, "b": 4, "c": 9, "d": 5}
+EPOCHS: dict[str, int | tuple[int, ...]] = {"a": 1, "b": (2, 1, 3), "c": 1, "d": 2}
+RUN = "learn-0"
+TOLERANCE = 1e-9
+
+OUTER = ["path", "sample", "balanced", "final", "final-balanced", "mse"]
+UPDATES = {
+    "sgd": sgd(),
+    "prox": prox(0.5),
+    "nova": nova(),
+    "accumulated": accumulated(sgd()),
+    "accumulated-prox": accumulated(prox(0.5)),
+}
+PRESENCE = [("keep", "all", "evaluate")] + [
+    (absent, "some", absent_loss)
+    for absent, absent_loss in product(["keep", "drop", "remember"], ["evaluate", "skip"])
+]
+
+
+def federation_of(shape: tuple[int, ...], presence: str, **changes: object) -> Environment:
+    """Four clients with unequal steps and short minibatches; with `some`, one of three rounds has nobody."""
+    stream = np.random.default_rng(1)
+    clients = {
+        key: (stream.normal(size=(n, *shape)), np.arange(n) % 3 if key != "b" else np.zeros(n, int))
+        for key, n in SIZES.items()
+    }
+    test = stream.normal(size=(6, *shape)), np.arange(6) % 3
+    env = Environment.from_arrays(
+        clients,
+        test,
+        epochs=EPOCHS,
+        reliability=1.0 if presence == "all" else 0.5,
+        model=(4,),
+        rounds=3,
+        batch_size=3,
+        lr=0.3,
+    )
+    if presence == "all":
+        return env
+    for seed in range(1000):
+        there = [Draw(seed, RUN, t).present(tuple(SIZES), [0.5] * 4, None).sum() for t in range(3)]
+        if there[1] == 0 and 0 < there[0] < 4 and 0 < there[2] < 4:
+            return env.with_(seed=seed)
+    raise AssertionError("no seed leaves exactly the middle round empty")
+
+
+def relative_error(
+    env: Environment,
+    model: ModelFactory,
+    algorithm: Algorithm,
+    outer: str,
+    adjoint: AdjointKind,
+    memory_budget: int = 2**20,
+) -> float:
+    federation = SimulatedFederation(env, model=model, dtype=torch.float64, memory_budget=memory_budget)
+    start = federation.initial_model(RUN)
+    theta = torch.from_numpy(np.random.default_rng(2).uniform(0.3, 1.0, (env.rounds, len(SIZES))))
+    ours = unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run=RUN, model=start)  # type: ignore[arg-type]
+    unrolled = Unrolled(env, model(), algorithm, outer, first_order=adjoint == "first_order")
+    loss, gradient = gradient_of(unrolled, theta, start, RUN)
+    assert ours.loss == pytest.approx(loss, rel=1e-12)
+    assert float(gradient.norm()) > 1e-6, "a vanishing gradient would prove nothing"
+    return float((ours.gradient - gradient).norm() / gradient.norm())
+
+
+def mlp(env: Environment) -> ModelFactory:
+    return model_factory(env.model, (5,), 3)
+
+
+@pytest.mark.parametrize("server", [plain(), adam(0.05)], ids=["plain", "adam"])
+@pytest.mark.parametrize("presence", PRESENCE, ids="-".join)
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_mlp(adjoint: AdjointKind, update: str, presence: tuple[str, str, str], server: object) -> None:
+    absent, who, absent_loss = presence
+    env = federation_of((5,), who)
+    for outer in OUTER:
+        algorithm = Algorithm(UPDATES[update], server, absent, absent_loss)  # type: ignore[arg-type]
+        assert relative_error(env, mlp(env), algorithm, outer, adjoint) <= TOLERANCE, outer
+
+
+def small_convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.GroupNorm(1, 2),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * 2 * 2, 3),
+    )
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_convolution(adjoint: AdjointKind, update: str, absent: str) -> None:
+    env = federation_of((1, 4, 4), "some")
+    algorithm = Algorithm(UPDATES[update], absent=absent)  # type: ignore[arg-type]
+    assert SimulatedFederation(env, model=small_convolution).kernel == "AnyModule"
+    for outer in OUTER:
+        assert relative_error(env, small_convolution, algorithm, outer, adjoint) <= TOLERANCE, outer
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_checkpoints_inside_a_round_change_nothing(update: str) -> None:
+    env = federation_of((5,), "all")
+    algorithm = Algorithm(UPDATES[update])
+    assert relative_error(env, mlp(env), algorithm, "balanced", "exact", memory_budget=0) <= TOLERANCE
+
+
+def test_deep_stack_without_biases() -> None:
+    def deep() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False)
+        )
+
+    env = federation_of((5,), "all")
+    assert SimulatedFederation(env, model=deep).kernel == "LinearStack"
+    assert relative_error(env, deep, Algorithm(prox(0.2)), "mse", "exact") <= TOLERANCE
+
+
+def test_both_kernels_agree() -> None:
+    """The same stack, hidden from the fast path by a module around it."""
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(env)()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inner(x)
+            return out
+
+    env = federation_of((5,), "some")
+    theta = torch.ones(3, 4, dtype=torch.float64)
+    found = []
+    for model in (mlp(env), Wrapped):
+        federation = SimulatedFederation(env, model=model, dtype=torch.float64)
+        start = federation.initial_model(RUN)
+        algorithm = Algorithm(nova(), adam(), "remember")
+        found.append(
+            unfold(federation, theta, algorithm, OuterLoss("balanced"), "exact", run=RUN, model=start)
+        )
+    torch.testing.assert_close(found[0].gradient, found[1].gradient, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[0].model, found[1].model, rtol=1e-9, atol=1e-12)
+
+
+def test_client_sampling_counts_as_absence() -> None:
+    env = federation_of((5,), "all").with_(sampled=2)
+    for absent in ("keep", "drop", "remember"):
+        algorithm = Algorithm(LocalUpdate("sgd"), absent=absent)
+        assert relative_error(env, mlp(env), algorithm, "sample", "exact") <= TOLERANCE

@@ -1,0 +1,140 @@
+"""The unfolded run written out in plain PyTorch, as one autograd graph over all rounds and local steps.
+
+Slow and simple on purpose: it shares with the package only the draws of minibatches and presence, and is what
+every gradient is checked against.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedunfold.data.federated import FederatedData
+from fedunfold.environment import Environment
+from fedunfold.rounds import Algorithm
+from fedunfold.simulation.schedule import Draw
+
+
+class Unrolled:
+    """L(θ) of an environment, differentiable by autograd."""
+
+    def __init__(
+        self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool
+    ):
+        self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
+        self.data: FederatedData = env.load()
+        self.module = module.double()
+        self.names = [name for name, _ in module.named_parameters()]
+        self.shapes = [p.shape for p in module.parameters()]
+        counts = self.data.label_counts.sum(0).double()
+        self.class_weights = counts.sum() / (len(counts) * counts)
+
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        pieces = torch.split(w, [shape.numel() for shape in self.shapes])
+        values = {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+        out: Tensor = functional_call(self.module, values, (x,))
+        return out
+
+    def local_loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.logits(w, x), y)
+
+    def outer_loss(self, w: Tensor, x: Tensor, y: Tensor, epochs: int) -> Tensor:
+        z = self.logits(w, x)
+        if self.outer == "path":
+            return nn.functional.cross_entropy(z, y)
+        if self.outer == "mse":
+            return nn.functional.mse_loss(z.softmax(1), nn.functional.one_hot(y, z.shape[1]).double())
+        losses = nn.functional.cross_entropy(z, y, reduction="none")
+        if self.outer.endswith("balanced"):
+            losses = losses * self.class_weights[y]
+        return losses.sum() / len(y) / epochs
+
+    def batches(self, run: str, t: int, k: int) -> list[tuple[Tensor, Tensor]]:
+        x, y = (part.clone() for part in self.data.client(k))
+        out = []
+        for epoch in range(self.env.epochs(k, t)):
+            order = Draw(self.env.seed, run, t).permutation(self.data.keys[k], epoch, len(y))
+            for begin in range(0, len(y), self.env.batch_size):
+                rows = torch.from_numpy(order[begin : begin + self.env.batch_size])
+                out.append((x[rows].double(), y[rows]))
+        return out
+
+    def present(self, run: str, t: int) -> np.ndarray:
+        reliability = [client.reliability for client in self.env.clients]
+        return Draw(self.env.seed, run, t).present(self.data.keys, reliability, self.env.sampled)
+
+    def local(self, w: Tensor, t: int, k: int, run: str, steps: list[int]) -> tuple[Tensor, Tensor]:
+        """(w_k, its outer loss along the way); `steps` are τ_l of all clients, 0 for absent ones."""
+        update, lr = self.algorithm.update, self.env.lr
+        sizes = np.array(self.data.sizes)
+        norms = [sum((1 - lr * update.mu) ** i for i in range(n)) for n in steps]
+        tau_eff = sum(size / sizes.sum() * norm for size, norm in zip(sizes, norms, strict=True))
+        scale = tau_eff / norms[k]
+        c = scale if update.normalise_steps else 1.0
+        wk, loss = w, torch.zeros((), dtype=torch.float64)
+        for x, y in self.batches(run, t, k):
+            if not self.outer.startswith("final"):
+                loss = loss + self.outer_loss(wk, x, y, self.env.epochs(k, t))
+            with torch.enable_grad():
+                point = wk if wk.requires_grad else wk.detach().requires_grad_()
+                gradient = torch.autograd.grad(self.local_loss(point, x, y), point, create_graph=True)[0]
+            if self.first_order:
+                gradient = gradient.detach()
+            wk = wk - lr * c * (gradient + update.mu * (wk - w))
+        return (w + scale * (wk - w) if update.accumulate else wk), loss
+
+    def __call__(self, theta: Tensor, w: Tensor, run: str) -> Tensor:
+        w = w.clone().requires_grad_()
+        clients = range(len(self.data.keys))
+        total = torch.zeros((), dtype=torch.float64)
+        memory: dict[int, Tensor] = {}
+        m, v = torch.zeros_like(w), torch.full_like(w, self.algorithm.server.tau**2)
+        for t, row in enumerate(theta):
+            there = self.present(run, t)
+            steps = [len(self.batches(run, t, k)) if there[k] else 0 for k in clients]
+            deltas: dict[int, Tensor] = {}
+            for k in clients:
+                if there[k]:
+                    wk, loss = self.local(w, t, k, run, steps)
+                    total = total + loss
+                    deltas[k] = wk - w
+                elif self.algorithm.absent_loss == "evaluate" and not self.outer.startswith("final"):
+                    for x, y in self.batches(run, t, k):
+                        total = total + self.outer_loss(w, x, y, self.env.epochs(k, t))
+            squares = row**2
+            if self.algorithm.absent == "drop":
+                if not deltas:
+                    continue
+                norm = torch.stack([squares[k] for k in deltas]).sum()
+            else:
+                norm = squares.sum()
+            if self.algorithm.absent == "remember":
+                memory.update(deltas)
+                deltas = memory
+            u = torch.zeros_like(w)
+            for k, delta in deltas.items():
+                u = u + squares[k] / norm * delta
+            w, m, v = self.server(w, u, m, v)
+        for k in clients:
+            for x, y in self.batches(run, len(theta), k):
+                total = total + self.outer_loss(w, x, y, self.env.epochs(k, len(theta)))
+        return total
+
+    def server(self, w: Tensor, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.algorithm.server
+        if s.name == "plain":
+            return w + u, m, v
+        m = s.beta1 * m + (1 - s.beta1) * u
+        v = s.beta2 * v + (1 - s.beta2) * u**2
+        return w + s.lr * m / (v.sqrt() + s.tau), m, v
+
+
+def gradient_of(
+    unrolled: Callable[[Tensor, Tensor, str], Tensor], theta: Tensor, w: Tensor, run: str
+) -> tuple[float, Tensor]:
+    """(L, dL/dθ) by autograd."""
+    theta = theta.clone().requires_grad_()
+    loss = unrolled(theta, w, run)
+    return float(loss.detach()), torch.autograd.grad(loss, theta)[0]
