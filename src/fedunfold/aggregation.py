@@ -14,7 +14,7 @@ u = Σ_k α_k m_k, where
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -25,9 +25,11 @@ from fedunfold.federation import RoundReport
 Absent = Literal["keep", "drop", "remember"]
 
 
-def check_absent(absent: str) -> None:
+def check_absent(absent: str) -> Absent:
+    """It, where it is one of the three; anything else is refused."""
     if absent not in get_args(Absent):
         raise InputError(f"unknown way to treat absent clients '{absent}'; choose keep, drop or remember.")
+    return cast(Absent, absent)
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ class LearnedWeights:
             )
         except (SafetensorError, OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(
-                f"weights file {path} is damaged or not one of fedunfold's ({type(error).__name__}: {error}); "
-                "learn the weights again."
+                f"weights file {path} is damaged or not one of fedunfold's ({type(error).__name__}: {error});"
+                " learn the weights again."
             ) from error
         learned._check(path)
         return learned

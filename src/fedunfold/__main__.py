@@ -1,0 +1,5 @@
+"""`python -m fedunfold`."""
+
+from fedunfold.cli import main
+
+main()

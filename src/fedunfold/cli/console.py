@@ -1,0 +1,123 @@
+"""What the terminal shows: tables and notes on standard output, progress on standard error."""
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedunfold.experiments.comparing import Comparison, MethodResult, Watcher
+from fedunfold.rounds import RunResult
+from fedunfold.weighting.learned import LearnedWeights
+
+out = Console()
+err = Console(stderr=True)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on standard output; a number JSON has no word for is an error, not a NaN."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def progress() -> Progress:
+    """Bars with the time left; nothing where standard error is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=err,
+        disable=not err.is_terminal,
+        transient=True,
+    )
+
+
+class ProgressWatcher(Watcher, AbstractContextManager["ProgressWatcher"]):
+    """Shows where a comparison stands, and keeps what is done so far for an interruption."""
+
+    def __init__(self) -> None:
+        self._bars = progress()
+        self._tasks: dict[str, Any] = {}
+        self.learned: dict[str, LearnedWeights] = {}
+        self.runs: dict[str, list[RunResult]] = {}
+
+    def __enter__(self) -> "ProgressWatcher":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        self.learned[method] = so_far
+        done = len(so_far.losses)
+        self._show(f"{method}: learning weights", done, iterations, f"outer loss {so_far.losses[-1]:.5g}")
+
+    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+        self.runs.setdefault(method, []).append(result)
+        self._show(f"{method}: trials", trial + 1, trials, f"{100 * result.accuracies[-1]:.1f} %")
+
+    def so_far(self, environment: str) -> Comparison:
+        """The methods with at least one finished trial."""
+        results = tuple(
+            MethodResult(name, tuple(runs), self.learned.get(name)) for name, runs in self.runs.items()
+        )
+        return Comparison(environment, max((len(runs) for runs in self.runs.values()), default=0), results)
+
+    def _show(self, what: str, done: int, total: int, note: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total, note="")
+        self._bars.update(self._tasks[what], completed=done, note=note)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Accuracy after the last round, and what each method gains over the first."""
+    table = Table(title=f"{comparison.environment}, accuracy on the test set after the last round")
+    table.add_column("method")
+    table.add_column(f"mean ± sd over {comparison.trials} (%)", justify="right")
+    table.add_column("gain", justify="right")
+    table.add_column("worst class (%)", justify="right")
+    for result in comparison.methods:
+        gain = result.mean - comparison.methods[0].mean
+        table.add_row(
+            result.name,
+            f"{result.mean:.1f} ± {result.sd:.1f}",
+            "" if result is comparison.methods[0] else f"{gain:+.1f}",
+            f"{worst_class(result):.1f}",
+        )
+    return table
+
+
+def worst_class(result: MethodResult) -> float:
+    """Mean over the trials of the accuracy on the class that fares worst, in percent."""
+    worst = [100 * float(trial.evaluations[-1].class_accuracy.nan_to_num(1).min()) for trial in result.trials]
+    return sum(worst) / len(worst)
+
+
+def weights_table(learned: LearnedWeights, most: int = 12) -> Table:
+    """Θ: a row for each round, a column for each client (the heaviest ones of a large federation)."""
+    shown = learned.weights.mean(0).argsort(descending=True)[:most].sort().values.tolist()
+    hidden = len(learned.keys) - len(shown)
+    table = Table(title="learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else ""))
+    table.add_column("round", justify="right")
+    for k in shown:
+        table.add_column(learned.keys[k], justify="right")
+    for t, row in enumerate(learned.weights):
+        table.add_row(str(t + 1), *(f"{float(row[k]):.3f}" for k in shown))
+    return table
+
+
+def clients_table(rows: Iterable[tuple[str, ...]]) -> Table:
+    """Who takes part."""
+    table = Table(title="clients")
+    for name in ("client", "samples", "share", "labels", "epochs", "reliability"):
+        table.add_column(name, justify="left" if name in ("client", "labels") else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,1 @@
+"""Whole experiments over an environment: learn weights, run a method, compare several."""

@@ -1,0 +1,201 @@
+"""Run methods on an environment, and compare them over several trials."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedunfold.environment import Environment, environment
+from fedunfold.errors import InputError
+from fedunfold.experiments.learning import device_of, learn_weights
+from fedunfold.experiments.methods import Method, learned_method, method
+from fedunfold.rounds import Algorithm, RunResult, run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.engine import ModelFactory
+from fedunfold.unfolding import Learning
+from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A method's test accuracies over its trials (fractions, [trials][rounds]), and weights it learned."""
+
+    name: str
+    trials: tuple[RunResult, ...]
+    learned: LearnedWeights | None = None
+
+    @property
+    def finals(self) -> list[float]:
+        """Accuracy after the last round, in percent, of every trial."""
+        return [100 * trial.accuracies[-1] for trial in self.trials]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.finals)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over the trials (n − 1); 0 for a single one."""
+        return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
+
+    @property
+    def rounds(self) -> list[float]:
+        """Mean accuracy after every round, in percent."""
+        per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
+        return [100 * statistics.fmean(values) for values in per_round]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found."""
+
+    environment: str
+    trials: int
+    methods: tuple[MethodResult, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; accuracies in percent."""
+        return {
+            "environment": self.environment,
+            "trials": self.trials,
+            "methods": [
+                {
+                    "method": result.name,
+                    "accuracy_mean": result.mean,
+                    "accuracy_sd": result.sd,
+                    "rounds": result.rounds,
+                }
+                for result in self.methods
+            ],
+        }
+
+
+class Watcher:
+    """Told about progress; does nothing by itself. Override what is of interest."""
+
+    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        """An outer iteration ended."""
+
+    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+        """A trial ended."""
+
+    def method(self, result: MethodResult) -> None:
+        """All trials of a method ended."""
+
+
+def run(
+    env: Environment | str,
+    method: Method | str = "fedavg",
+    *,
+    trial: int = 0,
+    model: ModelFactory | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    on_round: Callable[[int, Any], None] | None = None,
+) -> RunResult:
+    """Train an environment's federation once. A method that learns its weights has to come with them.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew", "fedavg")
+    >>> len(result.accuracies)
+    10
+    """
+    env = environment(env) if isinstance(env, str) else env
+    chosen = _as_method(method)
+    if chosen.rule is None:
+        raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    return run_rounds(
+        federation,
+        _fitting(chosen.rule, env),
+        env.rounds,
+        algorithm=chosen.algorithm,
+        run=f"trial-{trial}",
+        on_round=on_round,
+    )
+
+
+def compare(
+    env: Environment | str,
+    methods: Sequence[Method | WeightingRule | Weigh | str],
+    *,
+    trials: int = 5,
+    learning: Learning | None = None,
+    model: ModelFactory | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    watcher: Watcher | None = None,
+) -> Comparison:
+    """Run every method `trials` times, each with its own initial model, minibatches and absences.
+
+    A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
+    weights (used with what they were learned for), or a `Method`.
+    Those with learned weights learn them once, before their trials; trial i draws the same for every method.
+
+    >>> import fedunfold as fu
+    >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
+    1
+    """
+    env = environment(env) if isinstance(env, str) else env
+    watcher = watcher or Watcher()
+    if trials < 1:
+        raise InputError(f"a comparison needs at least 1 trial, not {trials}.")
+    chosen = [_as_method(given) for given in methods]
+    if not chosen:
+        raise InputError("a comparison needs at least one method, such as fedavg.")
+    names = [entry.name for entry in chosen]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"method '{twice}' is named twice; name each once.")
+    learning = learning or Learning()
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    results = []
+    for entry in chosen:
+        rule = entry.rule
+        if rule is None:
+
+            def report(so_far: LearnedWeights, name: str = entry.name) -> None:
+                watcher.learning(name, so_far, learning.iterations)
+
+            rule = learn_weights(
+                env,
+                algorithm=entry.algorithm,
+                learning=learning,
+                model=model,
+                device=device,
+                dtype=dtype,
+                on_iteration=report,
+            )
+        rule = _fitting(rule, env)
+        runs = []
+        for trial in range(trials):
+            outcome = run_rounds(
+                federation, rule, env.rounds, algorithm=entry.algorithm, run=f"trial-{trial}"
+            )
+            runs.append(outcome)
+            watcher.trial(entry.name, trial, trials, outcome)
+        learned = rule if isinstance(rule, LearnedWeights) else None
+        results.append(MethodResult(entry.name, tuple(runs), learned))
+        watcher.method(results[-1])
+    return Comparison(env.name, trials, tuple(results))
+
+
+def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return method(given)
+    if isinstance(given, LearnedWeights):
+        return learned_method(given)
+    rule = as_rule(given)
+    return Method(rule.name, Algorithm(), rule)
+
+
+def _fitting(rule: WeightingRule, env: Environment) -> WeightingRule:
+    """Learned weights are refused where they were learned for another federation."""
+    if not isinstance(rule, LearnedWeights):
+        return rule
+    data = env.load()
+    return rule.applied_to(data.keys, env.rounds, env.digest(data))

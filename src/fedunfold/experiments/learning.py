@@ -1,0 +1,62 @@
+"""Learn weights for an environment, in this process."""
+
+from collections.abc import Callable
+
+import torch
+
+from fedunfold.environment import Environment, environment
+from fedunfold.errors import InputError
+from fedunfold.rounds import Algorithm
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.engine import ModelFactory
+from fedunfold.unfolding import Learning, learn
+from fedunfold.weighting.learned import LearnedWeights
+
+
+def device_of(name: str) -> torch.device:
+    """A device that is really there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one."
+        ) from error
+    return device
+
+
+def learn_weights(
+    env: Environment | str,
+    *,
+    algorithm: Algorithm | None = None,
+    learning: Learning | None = None,
+    model: ModelFactory | None = None,
+    fraction: float = 1.0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    on_iteration: Callable[[LearnedWeights], None] | None = None,
+) -> LearnedWeights:
+    """Learn how much each client should count in each round of an environment.
+
+    `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
+    they are learned, `model` a function that builds a classifier in place of the environment's own. With a
+    `fraction` below 1, every client gives only that part of its data to the learning.
+
+    >>> import fedunfold as fu
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
+    >>> learned.weights.shape
+    torch.Size([10, 5])
+    """
+    env = environment(env) if isinstance(env, str) else env
+    data = env.load()
+    federation = SimulatedFederation(
+        env, data.restricted(fraction, env.seed), model=model, device=device_of(device), dtype=dtype
+    )
+    return learn(
+        federation,
+        env.rounds,
+        algorithm=algorithm,
+        learning=learning,
+        digest=env.digest(data),
+        on_iteration=on_iteration,
+    )

@@ -1,0 +1,166 @@
+"""Methods by their names in the literature, and parts by short descriptions such as ``prox:mu=0.1``.
+
+A name is [prefix-]base. The base says how clients and server update, the prefix how clients are weighted:
+
+| base      | local update | server  |   | prefix   | weights            |
+|-----------|--------------|---------|---|----------|--------------------|
+| fedavg    | sgd          | plain   |   | (none)   | size, N_k/N        |
+| fedprox   | prox         | plain   |   | dr-      | dynamic reweighting |
+| fednova   | nova         | plain   |   | uniform- | 1/K                |
+| fedavgm   | momentum     | plain   |   | adp-     | FedAdp             |
+| fedadam   | sgd          | adam    |   | fa-      | FedFa              |
+| fedyogi   | sgd          | yogi    |   | duw-     | learned            |
+| fedadagrad| sgd          | adagrad |   |          |                    |
+
+``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fedunfold import server, updates, weighting
+from fedunfold.aggregation import check_absent
+from fedunfold.errors import InputError
+from fedunfold.rounds import Algorithm
+from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.weighting.rule import WeightingRule
+
+Part = TypeVar("Part")
+
+UPDATES: Mapping[str, Callable[..., updates.LocalUpdate]] = {
+    "sgd": updates.sgd,
+    "prox": updates.prox,
+    "nova": updates.nova,
+    "momentum": updates.momentum,
+    "accumulated-sgd": lambda: updates.accumulated(updates.sgd()),
+    "accumulated-prox": lambda mu=0.01: updates.accumulated(updates.prox(mu)),
+    "accumulated-momentum": lambda rho=0.9: updates.accumulated(updates.momentum(rho)),
+}
+SERVERS: Mapping[str, Callable[..., server.ServerOptimizer]] = {
+    "plain": server.plain,
+    "adam": server.adam,
+    "yogi": server.yogi,
+    "adagrad": server.adagrad,
+}
+RULES: Mapping[str, Callable[..., WeightingRule]] = {
+    "size": weighting.size,
+    "uniform": weighting.uniform,
+    "dr": weighting.dr,
+    "fedadp": weighting.fedadp,
+    "fedfa": weighting.fedfa,
+}
+BASES = {
+    "fedavg": ("sgd", "plain"),
+    "fedprox": ("prox", "plain"),
+    "fednova": ("nova", "plain"),
+    "fedavgm": ("momentum", "plain"),
+    "fedadam": ("sgd", "adam"),
+    "fedyogi": ("sgd", "yogi"),
+    "fedadagrad": ("sgd", "adagrad"),
+}
+PREFIXES = {"dr": "dr", "uniform": "uniform", "adp": "fedadp", "fa": "fedfa", "duw": "learned"}
+ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named way to train a federation. Without a rule, weights are learned for it first."""
+
+    name: str
+    algorithm: Algorithm
+    rule: WeightingRule | None
+
+
+def method_names() -> tuple[str, ...]:
+    """Every name that `method` knows."""
+    prefixed = [f"{prefix}-{base}" for prefix in PREFIXES for base in BASES]
+    return (*BASES, *ALIASES, *prefixed)
+
+
+def method(name: str) -> Method:
+    """The method of that name, with the literature's default settings.
+
+    >>> method("dr-fednova").algorithm.update.name
+    'nova'
+    """
+    canonical = ALIASES.get(name, name)
+    prefix, _, base = canonical.rpartition("-")
+    if base not in BASES or (prefix and prefix not in PREFIXES):
+        raise InputError(unknown("method", name, method_names()))
+    update, optimizer = BASES[base]
+    rule = PREFIXES[prefix] if prefix else "size"
+    return Method(
+        name,
+        Algorithm(UPDATES[update](), SERVERS[optimizer]()),
+        None if rule == "learned" else RULES[rule](),
+    )
+
+
+def changed(
+    given: Method,
+    *,
+    update: str | None = None,
+    rule: str | None = None,
+    server: str | None = None,
+    absent: str | None = None,
+) -> Method:
+    """The same method with other parts, each described as ``name:key=value,…``; its name then says so."""
+    algorithm, weigh = given.algorithm, given.rule
+    if update is not None:
+        algorithm = replace(algorithm, update=part("update", update, UPDATES))
+    if server is not None:
+        algorithm = replace(algorithm, server=part("server", server, SERVERS))
+    if absent is not None:
+        algorithm = replace(algorithm, absent=check_absent(absent))
+    if rule is not None:
+        weigh = part("rule", rule, RULES)
+    name = " ".join(filter(None, [given.name, update, rule, server, absent]))
+    return Method(name, algorithm, weigh)
+
+
+def learned_method(learned: LearnedWeights, name: str = "learned") -> Method:
+    """Learned weights with the update, server and absence they were learned for."""
+    try:
+        recorded = dict(learned.settings["algorithm"])
+        algorithm = Algorithm(
+            updates.LocalUpdate(**recorded.pop("update")),
+            server.ServerOptimizer(**recorded.pop("server")),
+            **recorded,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the learned weights do not say what they were learned for ({error}).") from error
+    return Method(name, algorithm, learned)
+
+
+def part(kind: str, description: str, known: Mapping[str, Callable[..., Part]]) -> Part:
+    """Build ``name`` or ``name:key=value,key=value`` from the constructors known."""
+    name, _, arguments = description.partition(":")
+    if name not in known:
+        raise InputError(unknown(kind, name, known))
+    accepted = inspect.signature(known[name]).parameters
+    settings: dict[str, float | str] = {}
+    for argument in filter(None, arguments.split(",")):
+        key, equals, value = argument.partition("=")
+        if not equals or key not in accepted:
+            takes = f"takes {', '.join(accepted)}" if accepted else "takes no settings"
+            raise InputError(f"{kind} '{name}': cannot read '{argument}'; it {takes}, as {name}:key=value.")
+        settings[key] = _number(value)
+    return known[name](**settings)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One line for a name nobody has, with the nearest one that exists."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}."
+    return f"unknown {kind} '{name}'; {hint}"
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

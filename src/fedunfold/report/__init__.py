@@ -1,0 +1,1 @@
+"""What a person looks at: figures, tables, and the folder a run leaves behind."""

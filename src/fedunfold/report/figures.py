@@ -1,0 +1,94 @@
+"""Figures of a comparison and of learned weights. Each function returns a matplotlib `Figure`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedunfold.experiments.comparing import Comparison
+from fedunfold.files import write_atomically
+from fedunfold.weighting.learned import LearnedWeights
+
+# Okabe and Ito's palette: told apart also by readers who see colours differently; black last.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+LEGEND_LIMIT = 12
+FAINT: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.25, "lw": 1}
+
+
+def accuracy(comparison: Comparison) -> Figure:
+    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
+    figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison.trials)}")
+    for i, result in enumerate(comparison.methods):
+        values = 100 * np.array([trial.accuracies for trial in result.trials])
+        rounds = np.arange(1, values.shape[1] + 1)
+        mean = values.mean(0)
+        axes.plot(rounds, mean, label=f"{result.name}  {mean[-1]:.1f}", **_style(i, len(rounds)))
+        if len(values) > 1:
+            sd = values.std(0, ddof=1)
+            axes.fill_between(rounds, mean - sd, mean + sd, color=COLOURS[i % len(COLOURS)], alpha=0.15, lw=0)
+    axes.set(xlabel="round", ylabel="accuracy on the test set (%)")
+    axes.legend(frameon=False, title="method, last round")
+    return figure
+
+
+def weights(learned: LearnedWeights) -> Figure:
+    """Θ over the rounds, a line for each client; dotted, where it started."""
+    values, start = learned.weights.numpy(), learned.history[0].numpy()
+    figure, axes = _canvas("Learned weights: how much each client counts in each round")
+    rounds = np.arange(1, len(values) + 1)
+    many = len(learned.keys) > LEGEND_LIMIT
+    for k, key in enumerate(learned.keys):
+        style: dict[str, Any] = (
+            {"color": "#0072B2", "alpha": 0.25, "lw": 1} if many else _style(k, len(rounds))
+        )
+        axes.plot(rounds, values[:, k], label=key, **style)
+        if not many:
+            axes.axhline(start[0, k], color=COLOURS[k % len(COLOURS)], ls=":", lw=1, alpha=0.7)
+    axes.set(xlabel="round", ylabel="weight Θ")
+    axes.set_ylim(bottom=0)
+    if not many:
+        axes.legend(frameon=False, title="client (dotted: by size)", ncols=2)
+    return figure
+
+
+def outer_loss(learned: LearnedWeights) -> Figure:
+    """The outer loss that the weights were learned for, at every iteration."""
+    figure, axes = _canvas("Outer loss while learning")
+    losses = learned.losses.numpy()
+    axes.plot(np.arange(len(losses)), losses, **_style(0, len(losses)))
+    axes.set(xlabel="outer iteration", ylabel="outer loss")
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure whole or not at all; the ending of the name says the format."""
+    write_atomically(Path(path), lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def _canvas(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, axes
+
+
+def _style(index: int, points: int) -> dict[str, Any]:
+    """Colour and marker together, so that lines differ without colour too; few markers on long lines."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markevery": max(1, points // 12),
+        "ms": 4.5,
+        "lw": 1.6,
+    }
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"mean ± sd of {count} trials"
