@@ -23,7 +23,7 @@ class Learning:
     """
 
     iterations: int = 40
-    lr: float = 0.03
+    lr: float = 0.02
     adjoint: AdjointKind = "first_order"
     outer: OuterName = "path"
     initial_model: Literal["fixed", "resample"] = "fixed"
@@ -40,7 +40,7 @@ class Learning:
             raise InputError(f"the initial model is 'fixed' or 'resample', not '{self.initial_model}'.")
 
 
-SCHEDULES = {"fast": (40, 0.03), "paper": (400, 0.001)}
+SCHEDULES = {"fast": (40, 0.02), "paper": (400, 0.001)}
 """Outer iterations and step size. `paper` is the published one; `fast` reaches as low an outer loss with a
 tenth of the runs."""
 

@@ -1,0 +1,184 @@
+"""What a newcomer types, and what comes back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedunfold import __version__
+from fedunfold.environments import bundled
+from fedunfold.weighting.learned import LearnedWeights
+from tests.cli.conftest import Command
+
+
+def test_help_shows_an_example_for_every_command(fedunfold: Command) -> None:
+    for command in ("demo", "learn", "run", "compare"):
+        assert "Example: fedunfold" in fedunfold(command, "--help").out
+    for command in ("list", "show", "check"):
+        assert "Example: fedunfold" in fedunfold("env", command, "--help").out
+
+
+def test_version(fedunfold: Command) -> None:
+    assert fedunfold("--version").out.strip() == f"fedunfold {__version__}"
+
+
+def test_environments(fedunfold: Command, tmp_path: Path) -> None:
+    listed = [entry["name"] for entry in fedunfold("env", "list", "--format", "json").json]
+    assert tuple(listed) == bundled()
+    assert "digits-flaky" in fedunfold("env", "list").out
+    copy = tmp_path / "copy.toml"
+    copy.write_text(fedunfold("env", "show", "digits-label-skew").out)
+    checked = fedunfold("env", "check", copy, "--format", "json").json
+    assert checked["test_samples"] == 500
+    assert checked["clients"][0]["label_counts"] == [0, 0, 127, 0, 0, 0, 0, 0, 0, 130]
+    assert "ready" in fedunfold("env", "check", copy).out
+
+
+def test_learn_then_run_then_compare(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
+) -> None:
+    env, out = two_sites(), tmp_path / "learned"
+    learned = fedunfold("learn", env, "--out", out, "--iterations", 3, "--format", "json").json
+    assert learned["clients"] == ["a", "b"]
+    assert len(learned["outer_loss"]) == 3
+    assert [file.name for file in out.glob("*.safetensors")] == ["weights.safetensors"]
+    assert {"settings.json", "environment.toml", "metrics.jsonl", "weights.png", "outer_loss.png"} <= {
+        file.name for file in out.iterdir()
+    }
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["outer_loss"] for line in lines] == learned["outer_loss"]
+
+    weights = out / "weights.safetensors"
+    ran = fedunfold("run", env, "--weights", weights, "--format", "json", "--out", tmp_path / "run").json
+    assert ran["weights"] == learned["weights"]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+    compared = fedunfold(
+        "compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json"
+    ).json
+    assert compared["environment"] == "two-sites"
+    assert compared["trials"] == 2
+    assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "weights"]
+    for entry in compared["methods"]:
+        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "rounds"}
+        assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
+        assert 0 <= entry["accuracy_mean"] <= 100
+
+
+def test_compare_writes_records_and_figures(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "compared"
+    shown = fedunfold(
+        "compare",
+        two_sites(),
+        "--methods",
+        "fednova,duw-fednova",
+        "--trials",
+        2,
+        "--iterations",
+        2,
+        "--out",
+        out,
+    )
+    assert shown.code == 0
+    assert "duw-fednova" in shown.out
+    assert {file.name for file in out.iterdir()} == {
+        "settings.json",
+        "environment.toml",
+        "result.json",
+        "metrics.jsonl",
+        "accuracy.png",
+        "duw-fednova.safetensors",
+        "duw-fednova-weights.png",
+        "duw-fednova-outer-loss.png",
+    }
+    assert (
+        LearnedWeights.load(out / "duw-fednova.safetensors").settings["algorithm"]["update"]["name"] == "nova"
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("--rule", "dr:q=2", "--absent", "drop"),
+        ("--update", "prox:mu=0.1", "--server", "adam:lr=0.05", "--absent", "remember"),
+        ("--rule", "fedadp:beta=5", "--update", "momentum:rho=0.5"),
+        ("--rule", "fedfa", "--update", "accumulated-prox:mu=0.1", "--server", "yogi"),
+        ("--method", "dr-fednova", "--dtype", "float64"),
+    ],
+)
+def test_free_combinations_run(
+    fedunfold: Command, two_sites: Callable[..., Path], parts: tuple[str, ...]
+) -> None:
+    ran = fedunfold("run", two_sites(reliability=0.5), *parts, "--format", "json")
+    assert ran.code == 0, ran.err
+    assert len(ran.json["rounds"]) == 3
+
+
+def test_weights_are_mapped_on_request(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
+) -> None:
+    env = two_sites()
+    fedunfold("learn", env, "--out", tmp_path / "w", "--iterations", 1)
+    weights = tmp_path / "w" / "weights.safetensors"
+    longer = ("run", env, "--rounds", 5, "--weights", weights)
+    refused = fedunfold(*longer)
+    assert refused.code == 2
+    assert "3 rounds" in refused.err
+    rows = fedunfold(*longer, "--map", "--format", "json").json["weights"]
+    assert rows[2] == rows[3] == rows[4]
+
+
+def test_same_seed_same_bytes(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
+    env = two_sites(reliability=0.6)
+    for name, seed in (("one", 7), ("two", 7), ("three", 8)):
+        fedunfold("learn", env, "--out", tmp_path / name, "--iterations", 2, "--seed", seed)
+    one, two, three = ((tmp_path / n / "weights.safetensors").read_bytes() for n in ("one", "two", "three"))
+    assert one == two
+    assert one != three
+
+
+def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
+    fedunfold: Command, two_sites: Callable[..., Path]
+) -> None:
+    shown = fedunfold("learn", two_sites(), "--iterations", 2, "--format", "json")
+    assert shown.json["iterations"] == 2
+    assert shown.err == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_interrupt_keeps_what_was_learned(two_sites: Callable[..., Path], tmp_path: Path) -> None:
+    env, out = two_sites(), tmp_path / "cut"
+    command = [
+        sys.executable,
+        "-m",
+        "fedunfold",
+        "learn",
+        str(env),
+        "--iterations",
+        "100000",
+        "--out",
+        str(out),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "settings.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the file says that learning is about to begin
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "stopped after" in err
+    assert "Traceback" not in err
+    learned = LearnedWeights.load(out / "weights.safetensors")
+    assert 0 < len(learned.losses) < 100000

@@ -1,0 +1,70 @@
+"""Draws as pure functions of what they are for."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedunfold import randomness
+
+parts = st.lists(st.one_of(st.integers(-5, 5), st.text("ab-0", max_size=3)), max_size=3)
+purposes = st.sampled_from(["presence", "minibatches", "model"])
+seeds = st.integers(0, 2**63)
+
+
+@given(seed=seeds, purpose=purposes, what=parts)
+def test_the_same_draw_again(seed: int, purpose: str, what: list[str | int]) -> None:
+    assert randomness.integer(seed, purpose, *what) == randomness.integer(seed, purpose, *what)
+    assert randomness.uniform(seed, purpose, *what) == randomness.uniform(seed, purpose, *what)
+    one, other = (randomness.generator(seed, purpose, *what) for _ in range(2))
+    assert one.permutation(20).tolist() == other.permutation(20).tolist()
+
+
+@given(seed=seeds, purpose=purposes, what=parts)
+def test_ranges(seed: int, purpose: str, what: list[str | int]) -> None:
+    assert 0 <= randomness.uniform(seed, purpose, *what) < 1
+    assert 0 <= randomness.integer(seed, purpose, *what) < 2**63
+
+
+@given(one=st.tuples(st.integers(0, 9), purposes, parts), other=st.tuples(st.integers(0, 9), purposes, parts))
+def test_other_draws_differ(
+    one: tuple[int, str, list[str | int]], other: tuple[int, str, list[str | int]]
+) -> None:
+    first = randomness.integer(one[0], one[1], *one[2])
+    second = randomness.integer(other[0], other[1], *other[2])
+    assert (first == second) == (one == other)
+
+
+def test_parts_that_read_alike_are_told_apart() -> None:
+    drawn = {
+        randomness.integer(0, "p", "1"),
+        randomness.integer(0, "p", 1),
+        randomness.integer(0, "p", "1", ""),
+        randomness.integer(0, "p1"),
+        randomness.integer(0, "p", 11),
+        randomness.integer(0, "p", 1, 1),
+        randomness.integer(1, "p", 1),
+    }
+    assert len(drawn) == 7
+
+
+def test_values_that_files_and_papers_rely_on() -> None:
+    """Another value here means that no earlier run can be repeated."""
+    assert randomness.integer(0, "model", "trial-0") == 1637392762717099038
+    assert randomness.uniform(0, "presence", "trial-0", 3, "a") == 0.4432003877160069
+    stream = randomness.generator(0, "minibatches", "trial-0", 3, "a", 1)
+    assert stream.permutation(8).tolist() == [2, 0, 4, 1, 7, 3, 5, 6]
+
+
+def test_uniform_is_uniform() -> None:
+    values = np.array([randomness.uniform(0, "presence", "run", t, "a") for t in range(4000)])
+    counts = np.histogram(values, bins=10, range=(0, 1))[0]
+    assert abs(counts - 400).max() < 80  # four standard deviations
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.08
+
+
+def test_permutations_are_permutations() -> None:
+    found = {
+        tuple(randomness.generator(0, "minibatches", "run", t, "a", 0).permutation(3).tolist())
+        for t in range(60)
+    }
+    assert len(found) == 6

@@ -1,0 +1,222 @@
+"""The outer loop."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedunfold.environment import Environment
+from fedunfold.errors import DivergenceError, InputError
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.server import adam
+from fedunfold.unfolding import SCHEDULES, Learning, learn
+from fedunfold.unfolding.adjoint import unfold, weights_of
+from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox
+from fedunfold.weighting.learned import LearnedWeights
+from tests.federations import label_skewed, simulated, tiny
+from tests.unfolding.saving import save_learned
+
+
+def learned(env: Environment, dtype: torch.dtype = torch.float64, **settings: Any) -> LearnedWeights:
+    algorithm = settings.pop("algorithm", None)
+    learning = Learning(**{"iterations": 3, "lr": 0.1} | settings)
+    return learn(simulated(env, dtype=dtype), env.rounds, algorithm=algorithm, learning=learning)
+
+
+def assert_on_simplex(weights: Tensor) -> None:
+    assert (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
+
+
+# --- learning ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_outer_loss_goes_down(adjoint: str, dtype: torch.dtype) -> None:
+    result = learned(label_skewed(), dtype, adjoint=adjoint, iterations=15, outer="balanced")
+    losses = result.losses.tolist()
+    assert losses[-1] < 0.97 * losses[0]
+    assert min(losses) >= min(losses[-3:]) - 0.01 * losses[0]
+
+
+def test_the_client_with_the_rare_class_gains() -> None:
+    """It alone holds a third of the balanced objective and gets a seventh by size."""
+    result = learned(label_skewed(), iterations=15, outer="balanced")
+    assert result.history[0, -1, 2].item() == pytest.approx(1 / 7)
+    assert result.weights[-1, 2].item() > 1 / 7 + 0.05
+
+
+def test_shapes_and_contents() -> None:
+    env = label_skewed(reliability=0.8)
+    algorithm, learning = Algorithm(nova(), absent="drop"), Learning(iterations=4, lr=0.1, outer="sample")
+    result = learn(simulated(env), 3, algorithm=algorithm, learning=learning, digest="abc")
+    assert result.keys == ("zero", "one", "two")
+    assert result.weights.shape == (3, 3)
+    assert result.losses.shape == (4,)
+    assert result.history.shape == (5, 3, 3)
+    assert {part.dtype for part in (result.weights, result.losses, result.history)} == {torch.float64}
+    assert torch.equal(result.history[-1], result.weights)
+    by_size = torch.tensor([[12, 12, 4]] * 3, dtype=torch.float64) / 28
+    torch.testing.assert_close(result.history[0], by_size)
+    assert_on_simplex(result.history)
+    assert result.digest == "abc"
+    assert result.settings["rounds"] == 3
+    assert result.settings["learning"]["outer"] == "sample"
+    assert result.settings["algorithm"]["update"]["name"] == "nova"
+    assert result.settings["algorithm"]["absent"] == "drop"
+
+
+def test_every_iteration_is_one_adam_step() -> None:
+    """Two iterations, by torch.optim.Adam on the gradients that `unfold` gives."""
+    env = label_skewed()
+    federation = simulated(env)
+    theta = (torch.tensor([12, 12, 4], dtype=torch.float64) / 28).sqrt().repeat(3, 1)
+    optimizer = torch.optim.Adam([theta], lr=0.1)
+    start = federation.initial_model("learn-0")
+    losses = []
+    for m in range(2):
+        step = unfold(
+            federation, theta, Algorithm(), OuterLoss(), "first_order", run=f"learn-{m}", model=start
+        )
+        theta.grad = step.gradient
+        optimizer.step()
+        losses.append(step.loss)
+    result = learned(env, iterations=2)
+    assert result.losses.tolist() == losses
+    torch.testing.assert_close(result.weights, theta**2 / (theta**2).sum(1, keepdim=True))
+
+
+def test_the_callback_hears_of_every_iteration() -> None:
+    heard: list[LearnedWeights] = []
+    learning = Learning(iterations=3, lr=0.1)
+    result = learn(simulated(label_skewed()), 3, learning=learning, on_iteration=heard.append)
+    assert [len(part.losses) for part in heard] == [1, 2, 3]
+    assert [len(part.history) for part in heard] == [2, 3, 4]
+    for m, part in enumerate(heard):
+        assert torch.equal(part.losses, result.losses[: m + 1])
+        assert torch.equal(part.weights, result.history[m + 1])
+        assert part.settings == result.settings
+
+
+def test_learned_weights_run() -> None:
+    env = label_skewed()
+    result = learned(env)
+    run = run_rounds(simulated(env), result, env.rounds)
+    assert torch.equal(run.weights, result.weights)
+
+
+def test_learning_stays_as_it_was_when_it_goes_on() -> None:
+    """What a shorter learning gives is what a longer one had on its way."""
+    short, long = (learned(label_skewed(), iterations=n) for n in (2, 4))
+    assert torch.equal(short.history, long.history[:3])
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm(prox(0.3), absent="remember"),
+        Algorithm(nova(), adam(0.1), "drop", "skip"),
+        Algorithm(accumulated(prox(0.3)), absent="keep"),
+    ],
+    ids=["prox-remember", "nova-adam-drop", "accumulated-keep"],
+)
+@settings(max_examples=4)
+@given(seed=st.integers(0, 1000))
+def test_what_is_learned_is_weights(adjoint: str, algorithm: Algorithm, seed: int) -> None:
+    env = tiny(seed=seed, reliability=0.6, rounds=2)
+    result = learned(env, adjoint=adjoint, algorithm=algorithm, iterations=2, lr=0.5)
+    assert_on_simplex(result.history)
+    assert result.losses.isfinite().all()
+
+
+@given(st.lists(st.floats(1e-3, 10).flatmap(lambda x: st.sampled_from([x, -x])), min_size=1, max_size=6))
+def test_squares_over_their_sum(row: list[float]) -> None:
+    theta = torch.tensor(row, dtype=torch.float64)
+    total = sum(value**2 for value in row)
+    assert weights_of(theta).tolist() == pytest.approx([value**2 / total for value in row])
+    assert_on_simplex(weights_of(theta.repeat(2, 1)))
+
+
+# --- randomness --------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_initial_model_each_time_is_another_learning() -> None:
+    fixed, resampled = (learned(label_skewed(), initial_model=kind) for kind in ("fixed", "resample"))
+    assert fixed.losses[0] == resampled.losses[0]  # both start with the same one
+    assert fixed.losses[1] != resampled.losses[1]
+    assert not torch.allclose(fixed.weights, resampled.weights, atol=1e-4)
+
+
+def test_another_seed_is_another_learning() -> None:
+    one, other = (learned(label_skewed(seed=seed)) for seed in (0, 1))
+    assert not torch.allclose(one.weights, other.weights, atol=1e-4)
+
+
+def test_the_same_learning_gives_the_same_bytes(tmp_path: Path) -> None:
+    here, again, elsewhere = (tmp_path / f"{name}.safetensors" for name in ("here", "again", "elsewhere"))
+    save_learned(here)
+    save_learned(again)
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONHASHSEED": "12345"}
+    subprocess.run(
+        [sys.executable, "-m", "tests.unfolding.saving", str(elsewhere)],
+        cwd=root,
+        env=environment,
+        check=True,
+        timeout=120,
+    )
+    assert here.read_bytes() == again.read_bytes() == elsewhere.read_bytes()
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", [momentum(), accumulated(momentum())], ids=lambda update: update.name)
+def test_momentum_is_refused(update: LocalUpdate) -> None:
+    with pytest.raises(InputError, match=f"cannot be learned through the local update '{update.name}'"):
+        learn(simulated(label_skewed()), 3, algorithm=Algorithm(update))
+
+
+@pytest.mark.parametrize("rounds", [0, -2])
+def test_learning_needs_rounds(rounds: int) -> None:
+    with pytest.raises(InputError, match=f"at least 1 round, not {rounds}"):
+        learn(simulated(label_skewed()), rounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"iterations": 0}, "at least 1 iteration, not 0"),
+        ({"lr": 0.0}, "between 0 and 1, not 0"),
+        ({"lr": 1.0}, "between 0 and 1, not 1"),
+        ({"lr": float("nan")}, "between 0 and 1, not nan"),
+        ({"adjoint": "second_order"}, "'first_order' or 'exact', not 'second_order'"),
+        ({"outer": "mean"}, "unknown outer loss 'mean'"),
+        ({"initial_model": "new"}, "'fixed' or 'resample', not 'new'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Learning(**settings)
+
+
+def test_the_schedules_are_settings() -> None:
+    for iterations, lr in SCHEDULES.values():
+        Learning(iterations=iterations, lr=lr)
+    assert SCHEDULES["fast"] == (Learning().iterations, Learning().lr)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_divergence_is_told(adjoint: str) -> None:
+    with pytest.raises(DivergenceError, match=r"round \d"):
+        learned(tiny(lr=1e38), torch.float32, adjoint=adjoint)
