@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint figures clean
 .DELETE_ON_ERROR:
 
 # torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
@@ -19,6 +19,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed
 	@$(BIN)/fedunfold demo --out runs/demo
+
+# The figure in the README, from the demo's own run.
+figures: demo
+	@cp runs/demo/accuracy.png docs/demo-accuracy.png
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.federation import Need, RoundReport, RoundRequest
 from fedunfold.models import model_factory
 from fedunfold.simulation import SimulatedFederation

@@ -49,10 +49,10 @@ def test_parts_that_read_alike_are_told_apart() -> None:
 
 def test_values_that_files_and_papers_rely_on() -> None:
     """Another value here means that no earlier run can be repeated."""
-    assert randomness.integer(0, "model", "trial-0") == 1637392762717099038
-    assert randomness.uniform(0, "presence", "trial-0", 3, "a") == 0.4432003877160069
+    assert randomness.integer(0, "model", "trial-0") == 4815723831697992071
+    assert randomness.uniform(0, "presence", "trial-0", 3, "a") == 0.8134381164204776
     stream = randomness.generator(0, "minibatches", "trial-0", 3, "a", 1)
-    assert stream.permutation(8).tolist() == [2, 0, 4, 1, 7, 3, 5, 6]
+    assert stream.permutation(8).tolist() == [0, 7, 2, 5, 6, 4, 1, 3]
 
 
 def test_uniform_is_uniform() -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from fedunfold.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from fedunfold.environment import Client as Client
-    from fedunfold.environment import Environment as Environment
-    from fedunfold.environment import ModelSpec as ModelSpec
-    from fedunfold.environment import bundled as bundled
-    from fedunfold.environment import environment as environment
+    from fedunfold.environments import Client as Client
+    from fedunfold.environments import Environment as Environment
+    from fedunfold.environments import ModelSpec as ModelSpec
+    from fedunfold.environments import bundled as bundled
+    from fedunfold.environments import environment as environment
     from fedunfold.errors import DivergenceError as DivergenceError
     from fedunfold.errors import FedunfoldError as FedunfoldError
     from fedunfold.errors import InputError as InputError
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fedunfold.weighting.uniform import uniform as uniform
 
 _HOMES = {
-    "environment": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
+    "environments": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
     "errors": ("DivergenceError", "FedunfoldError", "InputError"),
     "experiments.comparing": ("Comparison", "Watcher", "compare", "run"),
     "experiments.learning": ("learn_weights",),

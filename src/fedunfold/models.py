@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedunfold.environment import ModelSpec
+from fedunfold.environments import ModelSpec
 
 
 def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:

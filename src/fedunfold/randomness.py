@@ -6,13 +6,14 @@ federation: ``learn-3`` for the fourth outer iteration, ``trial-0`` for the firs
 """
 
 import hashlib
+import json
 
 import numpy as np
 
 
 def _digest(seed: int, purpose: str, *parts: str | int) -> bytes:
-    """16 bytes that stand for the draw; the separator cannot occur in an int, so no two tuples collide."""
-    text = "\x1f".join([str(seed), purpose, *(f"{type(part).__name__}:{part}" for part in parts)])
+    """16 bytes that stand for the draw."""
+    text = json.dumps([seed, purpose, *parts])
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

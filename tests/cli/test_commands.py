@@ -1,17 +1,14 @@
 """What a newcomer types, and what comes back."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedunfold import __version__
+from fedunfold.cli.console import ProgressWatcher
 from fedunfold.environments import bundled
 from fedunfold.weighting.learned import LearnedWeights
 from tests.cli.conftest import Command
@@ -153,32 +150,47 @@ def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
     assert shown.err == ""
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
-def test_interrupt_keeps_what_was_learned(two_sites: Callable[..., Path], tmp_path: Path) -> None:
-    env, out = two_sites(), tmp_path / "cut"
-    command = [
-        sys.executable,
-        "-m",
-        "fedunfold",
-        "learn",
-        str(env),
-        "--iterations",
-        "100000",
-        "--out",
-        str(out),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not (out / "settings.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)  # the file says that learning is about to begin
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "stopped after" in err
-    assert "Traceback" not in err
-    learned = LearnedWeights.load(out / "weights.safetensors")
-    assert 0 < len(learned.losses) < 100000
+def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
+    report = ProgressWatcher.learning
+
+    def reported(self: ProgressWatcher, method: str, so_far: LearnedWeights, total: int) -> None:
+        report(self, method, so_far, total)
+        if len(so_far.losses) == iterations:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressWatcher, "learning", reported)
+
+
+def test_interrupted_learning_keeps_what_was_learned(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(3, monkeypatch)
+    stopped = fedunfold("learn", two_sites(), "--iterations", 50, "--out", tmp_path / "cut")
+    assert stopped.code == 130
+    assert stopped.err == "stopped after 3 of 50 outer iterations; what was learned is saved.\n"
+    assert len(LearnedWeights.load(tmp_path / "cut" / "weights.safetensors").losses) == 3
+
+
+def test_interrupted_comparison_keeps_finished_methods(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(2, monkeypatch)
+    out = tmp_path / "cut"
+    stopped = fedunfold("compare", two_sites(), "--trials", 2, "--out", out, "--format", "json")
+    assert stopped.code == 130
+    assert [entry["method"] for entry in stopped.json["methods"]] == ["fedavg"]
+    assert len(LearnedWeights.load(out / "duw-fedavg.safetensors").losses) == 2
+
+
+def test_interrupted_before_anything_was_learned(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedunfold.unfolding.learner.unfold", interrupted)
+    stopped = fedunfold("learn", two_sites(), "--out", tmp_path / "cut")
+    assert stopped.code == 130
+    assert "nothing was saved" in stopped.err
+    assert not list((tmp_path / "cut").glob("*.safetensors"))

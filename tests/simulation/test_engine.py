@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.errors import InputError
 from fedunfold.federation import RoundRequest
 from fedunfold.losses import OuterLoss
@@ -330,3 +330,52 @@ def test_cuda_gives_what_the_cpu_gives(build: ModelFactory | None) -> None:
         found.append([run.model.cpu() for run in runs] + [run.weights for run in runs] + slopes)
     for cpu, cuda in zip(*found, strict=True):
         assert_same(cuda, cpu, 1e-9)
+
+
+# --- which models take the fast path -----------------------------------------------------------------------
+
+
+class Scaled(nn.Sequential):
+    """Linear layers with a `forward` that does more than run them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return 5 * x
+
+
+def scaled() -> nn.Module:
+    return Scaled(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def layer_used_twice() -> nn.Module:
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(5, 3))
+
+
+def tied_weights() -> nn.Module:
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(5, 3))
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(5, 3)
+    layer.register_forward_hook(lambda _module, _inputs, out: 5 * out)
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("build", [scaled, layer_used_twice, tied_weights, hooked])
+def test_look_alikes_run_as_they_are(build: ModelFactory) -> None:
+    env = tiny()
+    federation = simulated(env, build)
+    assert federation.kernel == "AnyModule"
+    expected = Plain(env, build).averaged(federation.initial_model(RUN), 1)
+    torch.testing.assert_close(run_rounds(federation, size(), 1, run=RUN).model, expected)
+
+
+def test_any_module_runs_where_gradients_are_switched_off() -> None:
+    env = tiny()
+    with torch.no_grad():
+        off = run_rounds(simulated(env, scaled), size(), 1, run=RUN).model
+    torch.testing.assert_close(off, run_rounds(simulated(env, scaled), size(), 1, run=RUN).model)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.losses import OuterLoss
 from fedunfold.models import model_factory
 from fedunfold.rounds import Algorithm

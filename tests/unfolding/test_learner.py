@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, run_rounds
@@ -52,7 +52,7 @@ def test_the_client_with_the_rare_class_gains() -> None:
     """It alone holds a third of the balanced objective and gets a seventh by size."""
     result = learned(label_skewed(), iterations=15, outer="balanced")
     assert result.history[0, -1, 2].item() == pytest.approx(1 / 7)
-    assert result.weights[-1, 2].item() > 1 / 7 + 0.05
+    assert result.weights[:, 2].mean().item() > 1 / 7 + 0.05
 
 
 def test_shapes_and_contents() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedunfold.data.federated import FederatedData
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.rounds import Algorithm
 from fedunfold.simulation.schedule import Draw
 

@@ -13,7 +13,7 @@ from fedunfold.errors import FedunfoldError
 from fedunfold.version import VERSION
 
 if TYPE_CHECKING:
-    from fedunfold.environment import Environment
+    from fedunfold.environments import Environment
     from fedunfold.experiments.methods import Method
     from fedunfold.unfolding import Learning
 
@@ -314,7 +314,7 @@ def _compare(
 
 
 def _environment(name: str, seed: int | None, rounds: int | None) -> "Environment":
-    from fedunfold.environment import environment
+    from fedunfold.environments import environment
 
     changes = {field: value for field, value in (("seed", seed), ("rounds", rounds)) if value is not None}
     found = environment(name)

@@ -13,7 +13,7 @@ def list_(format: opt.FormatOption = opt.Format.text) -> None:
     from rich.table import Table
 
     from fedunfold.cli import console
-    from fedunfold.environment import bundled, environment
+    from fedunfold.environments import bundled, environment
 
     found = [environment(name) for name in bundled()]
     if format is opt.Format.json:
@@ -31,7 +31,7 @@ def list_(format: opt.FormatOption = opt.Format.text) -> None:
 def show(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
     """The environment as TOML: a start for one of your own."""
     from fedunfold.cli import console
-    from fedunfold.environment import environment
+    from fedunfold.environments import environment
 
     found = environment(env)
     if format is opt.Format.json:
@@ -44,7 +44,7 @@ def show(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
 def check(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
     """Load an environment's data and show who holds what; an error says what to mend."""
     from fedunfold.cli import console
-    from fedunfold.environment import environment
+    from fedunfold.environments import environment
 
     found = environment(env)
     data = found.load()

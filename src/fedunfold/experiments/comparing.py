@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedunfold.environment import Environment, environment
+from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.learning import device_of, learn_weights
 from fedunfold.experiments.methods import Method, learned_method, method

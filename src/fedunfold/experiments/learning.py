@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedunfold.environment import Environment, environment
+from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.rounds import Algorithm
 from fedunfold.simulation import SimulatedFederation

@@ -147,7 +147,7 @@ def part(kind: str, description: str, known: Mapping[str, Callable[..., Part]]) 
         if not equals or key not in accepted:
             takes = f"takes {', '.join(accepted)}" if accepted else "takes no settings"
             raise InputError(f"{kind} '{name}': cannot read '{argument}'; it {takes}, as {name}:key=value.")
-        settings[key] = _number(value)
+        settings[key] = value if isinstance(accepted[key].default, str) else _number(value, description)
     return known[name](**settings)
 
 
@@ -159,8 +159,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {kind} '{name}'; {hint}"
 
 
-def _number(text: str) -> float | str:
+def _number(text: str, description: str) -> float:
     try:
         return float(text)
-    except ValueError:
-        return text
+    except ValueError as error:
+        raise InputError(f"'{text}' in '{description}' is not a number.") from error

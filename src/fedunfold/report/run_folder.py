@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.comparing import Comparison
 from fedunfold.files import write_atomically

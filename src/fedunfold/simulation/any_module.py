@@ -22,6 +22,7 @@ class AnyModule:
         self._names = list(trainable)
         self.shapes = tuple(p.shape for p in trainable.values())
 
+    @torch.enable_grad()
     def linearize(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         lanes = [(leaves, self._logits(leaves, x)) for leaves, x, _ in self._lanes(parameters, batch)]
         logits = _padded([out for _, out in lanes], batch)
@@ -40,6 +41,7 @@ class AnyModule:
 
         return logits, pullback
 
+    @torch.enable_grad()
     def pull_adjoint_(
         self,
         parameters: Parameters,

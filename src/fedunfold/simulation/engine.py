@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedunfold import randomness
 from fedunfold.data.federated import FederatedData
-from fedunfold.environment import Environment
+from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.losses import OuterLoss
@@ -101,7 +101,7 @@ class SimulatedFederation:
             if "gradients" in request.needs:
                 gradients = self._gradient_sums(tally, raw, inside[there], in_client_order)
             if "accuracy" in request.needs:
-                accuracy[there] = self._training_accuracies(request.model + raw, there)
+                accuracy[there] = self._training_accuracies(request.model + updates, there)
             if walk.outer is not None:
                 outer_loss += float(tally.outer_loss.double().sum())
                 if request.path_gradient:

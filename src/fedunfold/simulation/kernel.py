@@ -74,7 +74,11 @@ def check_trainable(module: nn.Module) -> None:
         raise InputError("the model has no parameters to train.")
     for name, layer in module.named_modules():
         where = f"layer '{name}' ({type(layer).__name__})"
-        if next(layer.buffers(recurse=False), None) is not None:
-            raise InputError(f"{where} keeps buffers such as running statistics; use GroupNorm or LayerNorm.")
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise InputError(f"{where} draws at random in every step; set its p to 0 or remove it.")
+        has_state = next(layer.buffers(recurse=False), None) is not None
+        if has_state or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise InputError(f"{where} keeps or uses statistics of a minibatch; use GroupNorm or LayerNorm.")
+        dropout = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else 0
+        if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+            dropout = layer.dropout
+        if dropout > 0 or isinstance(layer, nn.RReLU):
+            raise InputError(f"{where} draws at random in every step; turn its dropout off or remove it.")

@@ -36,10 +36,14 @@ class LinearStack:
 
     @staticmethod
     def fits(module: nn.Module) -> bool:
-        """Whether the module is such a stack: decided by its layers alone."""
-        if not isinstance(module, nn.Sequential) or not all(p.requires_grad for p in module.parameters()):
+        """Whether the module is such a stack and nothing more: no `forward` of its own, no layer or
+        parameter used twice, no hooks, nothing frozen."""
+        if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
             return False
         layers = list(module)
+        parameters = [p for layer in layers for p in layer.parameters()]
+        if len({id(p) for p in parameters}) < len(parameters) or any(map(_hooked, module.modules())):
+            return False
         if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
             layers = layers[1:]
         return len(layers) % 2 == 1 and all(
@@ -118,6 +122,11 @@ class LinearStack:
         for weight, bias in layers[:-1]:
             activations.append(_affine(activations[-1], weight, bias).relu_())
         return activations, _affine(activations[-1], *layers[-1])
+
+
+def _hooked(module: nn.Module) -> bool:
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from fedunfold.errors import InputError
 from fedunfold.federation import Federation
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm
+from fedunfold.unfolding.adam import Adam
 from fedunfold.unfolding.adjoint import AdjointKind, unfold, weights_of
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -65,7 +66,7 @@ def learn(
         )
     sizes = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
     theta = (sizes / sizes.sum()).sqrt().repeat(rounds, 1)
-    optimizer = torch.optim.Adam([theta], lr=learning.lr)
+    optimizer = Adam.start(theta)
     outer = OuterLoss(learning.outer)
     losses: list[float] = []
     history = [weights_of(theta)]
@@ -84,8 +85,7 @@ def learn(
         run = f"learn-{m}"
         start = federation.initial_model(run if learning.initial_model == "resample" else "learn-0")
         step = unfold(federation, theta, algorithm, outer, learning.adjoint, run=run, model=start)
-        theta.grad = step.gradient
-        optimizer.step()
+        theta, optimizer = optimizer.step(theta, step.gradient, learning.lr)
         losses.append(step.loss)
         history.append(weights_of(theta))
         if on_iteration is not None:

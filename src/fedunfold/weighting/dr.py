@@ -1,4 +1,4 @@
-"""Distributionally robust weights: the worse a client fares, the more it counts."""
+"""Dynamic reweighting: the worse a client fares, the more it counts."""
 
 import math
 from typing import Literal
@@ -25,8 +25,7 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
     A client that reported no loss this round counts with its last one, or, before its first, with the mean
     of the known ones. Where no loss is known, or all are 0, the weights are N_k/N.
 
-    Reference: Li et al. 2020, Fair Resource Allocation in Federated Learning (q-FFL); Mohri et al. 2019,
-    Agnostic Federated Learning.
+    Reference: Zhao and Joshi 2022, A Dynamic Reweighting Strategy for Fair Federated Learning.
 
     >>> report = RoundReport(
     ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([10, 10]), present=torch.tensor([True, True]),

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
+from fedunfold.data.settings import Count, Settings
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
 from fedunfold.files import write_atomically
@@ -18,6 +20,17 @@ from fedunfold.version import VERSION
 from fedunfold.weighting.rule import State, off_simplex
 
 FORMAT = 1
+
+
+class Header(Settings):
+    """What the file says beside its tensors."""
+
+    format: Count
+    keys: tuple[str, ...] = Field(min_length=1)
+    rounds: Count
+    settings: dict[str, Any]
+    digest: str
+    version: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +121,8 @@ class LearnedWeights:
             "history": self.history.contiguous(),
         }
         # One metadata entry: several would come out in an order that changes from process to process.
-        metadata = {"fedunfold": json.dumps(header, sort_keys=True)}
-        write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+        content = serialize(tensors, {"fedunfold": json.dumps(header, sort_keys=True)})
+        write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
 
     @classmethod
     def load(cls, path: str | Path) -> "LearnedWeights":
@@ -121,42 +134,57 @@ class LearnedWeights:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            header = json.loads(metadata["fedunfold"])
-            if header["format"] != FORMAT:
-                raise InputError(
-                    f"weights file {path} has format {header['format']}; this version reads {FORMAT}."
-                )
+            header = Header(**json.loads(metadata["fedunfold"]))
             learned = cls(
-                keys=tuple(str(key) for key in header["keys"]),
-                weights=tensors["weights"].double(),
-                losses=tensors["losses"].double(),
-                history=tensors["history"].double(),
-                settings=dict(header["settings"]),
-                digest=str(header["digest"]),
-                version=str(header["version"]),
+                keys=header.keys,
+                weights=_numbers(tensors["weights"]),
+                losses=_numbers(tensors["losses"]),
+                history=_numbers(tensors["history"]),
+                settings=header.settings,
+                digest=header.digest,
+                version=header.version,
             )
-        except (SafetensorError, OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"weights file {path} is damaged or not one of fedunfold's ({type(error).__name__}: {error});"
-                " learn the weights again."
+                f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
+                "learn the weights again."
             ) from error
+        if header.format != FORMAT:
+            raise InputError(f"weights file {path} has format {header.format}; this version reads {FORMAT}.")
         learned._check(path)
         return learned
 
     def _check(self, path: Path) -> None:
-        rounds, clients = self.weights.shape if self.weights.dim() == 2 else (0, 0)
-        shapes_fit = (
-            rounds > 0
-            and clients == len(self.keys) == len(set(self.keys))
-            and self.history.shape == (len(self.losses) + 1, rounds, clients)
-        )
-        if not shapes_fit:
-            raise InputError(
-                f"weights file {path} is inconsistent: its tensors and client keys differ in shape."
-            )
+        rounds, clients, iterations = len(self.weights), len(self.keys), self.losses.numel()
+        expected = {
+            "weights": (self.weights, (rounds, clients)),
+            "losses": (self.losses, (iterations,)),
+            "history": (self.history, (iterations + 1, rounds, clients)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tensor.shape != shape or rounds == 0:
+                raise InputError(
+                    f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}."
+                )
+        if len(set(self.keys)) < clients:
+            raise InputError(f"weights file {path} is inconsistent: it names a client twice.")
+        if not bool(torch.isfinite(self.losses).all() and torch.isfinite(self.history).all()):
+            raise InputError(f"weights file {path} is inconsistent: its history is not finite.")
         for t, row in enumerate(self.weights):
             if problem := off_simplex(row, self.keys):
                 raise InputError(f"weights file {path}: round {t} {problem}.")
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    if not tensor.dtype.is_floating_point or tensor.dim() == 0:
+        raise ValueError(
+            f"expected an array of floating-point numbers, not {tensor.dtype} {list(tensor.shape)}"
+        )
+    return tensor.double()
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:

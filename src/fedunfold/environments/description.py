@@ -252,7 +252,7 @@ def _by_key(field: str, value: Value | Mapping[str, Value], keys: tuple[str, ...
 
 def bundled() -> tuple[str, ...]:
     """Names of the environments that come with the package."""
-    folder = resources.files("fedunfold") / "environments"
+    folder = resources.files("fedunfold.environments") / "bundled"
     return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
@@ -263,11 +263,11 @@ def environment(name_or_path: str | Path) -> Environment:
         return Environment.from_toml(name_or_path)
     names = bundled()
     if text in names:
-        file = resources.files("fedunfold") / "environments" / f"{text}.toml"
+        file = resources.files("fedunfold.environments") / "bundled" / f"{text}.toml"
         return Environment._parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise InputError(
-        f"There is no environment {text!r}{hint} `fedunfold env` lists them ({', '.join(names)}); "
+        f"There is no environment {text!r}{hint} `fedunfold env list` lists them ({', '.join(names)}); "
         "a file of your own is given by a path that ends in .toml."
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedunfold.environment import Client, Environment, ModelSpec, bundled, environment
+from fedunfold.environments import Client, Environment, ModelSpec, bundled, environment
 from fedunfold.errors import InputError
 
 DIGITS = [name for name in bundled() if name.startswith("digits-")]

@@ -1,0 +1,37 @@
+"""Adam on θ (Kingma and Ba 2015), as a pure step with its state in the open.
+
+torch's own optimiser loads the compiler on first use, which takes seconds that nothing here needs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class Adam:
+    """m ← β₁ m + (1−β₁) g,  v ← β₂ v + (1−β₂) g²,  θ ← θ − η (m/(1−β₁ⁿ)) / (√(v/(1−β₂ⁿ)) + ε) at step n.
+
+    >>> theta, _ = Adam.start(torch.zeros(1)).step(torch.zeros(1), torch.ones(1), lr=0.5)
+    >>> round(theta.item(), 6)
+    -0.5
+    """
+
+    m: Tensor
+    v: Tensor
+    steps: int = 0
+
+    @classmethod
+    def start(cls, theta: Tensor) -> "Adam":
+        return cls(torch.zeros_like(theta), torch.zeros_like(theta))
+
+    def step(self, theta: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, "Adam"]:
+        """The next θ, and the state after it."""
+        n = self.steps + 1
+        m = BETA1 * self.m + (1 - BETA1) * gradient
+        v = BETA2 * self.v + (1 - BETA2) * gradient.square()
+        unbiased_m, unbiased_v = m / (1 - BETA1**n), v / (1 - BETA2**n)
+        return theta - lr * unbiased_m / (unbiased_v.sqrt() + EPSILON), Adam(m, v, n)

@@ -1,0 +1,71 @@
+"""Figures hold what they say they show."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedunfold.experiments.comparing import Comparison, MethodResult
+from fedunfold.federation import Evaluation
+from fedunfold.report import figures
+from fedunfold.rounds import RunResult
+from fedunfold.weighting.learned import LearnedWeights
+
+
+def result(*accuracies: float) -> RunResult:
+    rounds = len(accuracies)
+    tests = tuple(Evaluation(accuracy, 1.0) for accuracy in accuracies)
+    return RunResult(
+        torch.zeros(1), torch.full((rounds, 2), 0.5), torch.ones(rounds, 2, dtype=torch.bool), tests
+    )
+
+
+def learned(clients: int) -> LearnedWeights:
+    history = torch.full((3, 4, clients), 1 / clients, dtype=torch.float64)
+    history[-1, :, 0] += 0.5 / clients
+    history[-1, :, 1] -= 0.5 / clients
+    keys = tuple(f"site-{k}" for k in range(clients))
+    return LearnedWeights(keys, history[-1], torch.tensor([3.0, 2.0], dtype=torch.float64), history, {})
+
+
+def test_accuracy_shows_mean_and_spread_of_every_method() -> None:
+    comparison = Comparison(
+        "two-sites",
+        2,
+        (
+            MethodResult("fedavg", (result(0.5, 0.6), result(0.7, 0.8))),
+            MethodResult("duw-fedavg", (result(0.6, 0.9), result(0.6, 0.7))),
+        ),
+    )
+    axes = figures.accuracy(comparison).axes[0]
+    assert [line.get_ydata() for line in axes.lines] == [
+        pytest.approx([60.0, 70.0]),
+        pytest.approx([60.0, 80.0]),
+    ]
+    bands = [np.asarray(band.get_paths()[0].vertices)[:, 1] for band in axes.collections]
+    assert bands[0].max() == pytest.approx(70 + 10 * 2**0.5)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg  70.0", "duw-fedavg  80.0"]
+
+
+def test_weights_show_a_line_for_each_client() -> None:
+    axes = figures.weights(learned(3)).axes[0]
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == 4}
+    assert lines["site-0"] == pytest.approx([0.5] * 4)
+    assert lines["site-1"] == pytest.approx([1 / 6] * 4)
+    assert lines["site-2"] == pytest.approx([1 / 3] * 4)
+
+
+def test_many_clients_need_no_legend() -> None:
+    axes = figures.weights(learned(200)).axes[0]
+    assert len(axes.lines) == 200
+    assert axes.get_legend() is None
+
+
+def test_outer_loss_and_saving(tmp_path: Path) -> None:
+    figure = figures.outer_loss(learned(2))
+    assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0]
+    figures.save(figure, tmp_path / "loss.png")
+    with Image.open(tmp_path / "loss.png") as image:
+        assert image.width > 800
