@@ -70,9 +70,7 @@ def train(
 ) -> RoundReport:
     """One round from the initial model."""
     start = federation.initial_model(RUN)
-    return federation.train(
-        RoundRequest(RUN, round, start, update or sgd(), needs=frozenset(needs), **request)
-    )
+    return federation.train(RoundRequest(RUN, round, start, update or sgd(), needs=frozenset(needs), **request))
 
 
 def mlp(env: Environment) -> ModelFactory:
@@ -130,9 +128,7 @@ class Plain:
         vector_to_parameters(model.clone(), trainable(module))
         return module
 
-    def walk(
-        self, start: Tensor, t: int, k: int, *, scale: float = 1.0, mu: float = 0.0, rho: float = 0.0
-    ) -> Walked:
+    def walk(self, start: Tensor, t: int, k: int, *, scale: float = 1.0, mu: float = 0.0, rho: float = 0.0) -> Walked:
         module = self.module(start)
         parameters = trainable(module)
         optimizer = torch.optim.SGD(parameters, lr=self.env.lr * scale, momentum=rho)

@@ -29,9 +29,7 @@ def round_of(t: int, updates: dict[str, list[float]]) -> RoundReport:
     return replace(report([1, 1, 1], round=t, present=present), updates=rows)
 
 
-def models(
-    absent: Absent, rounds: Sequence[dict[str, list[float]]], weights: Tensor = WEIGHTS
-) -> list[list[float]]:
+def models(absent: Absent, rounds: Sequence[dict[str, list[float]]], weights: Tensor = WEIGHTS) -> list[list[float]]:
     """w after every round, from w = (1, 1)."""
     algorithm = Algorithm(absent=absent)
     server = Server.start(vector(1, 1), algorithm)
@@ -108,9 +106,7 @@ def test_only_the_dropping_server_rests_without_clients() -> None:
 
 def test_adam_gets_the_direction() -> None:
     algorithm = Algorithm(server=adam(0.1, beta1=0.5, beta2=0.5, tau=1.0))
-    server, _ = aggregate(
-        Server.start(vector(0, 0), algorithm), round_of(0, {"a": [4, 0]}), WEIGHTS, algorithm
-    )
+    server, _ = aggregate(Server.start(vector(0, 0), algorithm), round_of(0, {"a": [4, 0]}), WEIGHTS, algorithm)
     # u = 2: m = 1, v = ½ + 2 = 2.5
     assert server.model.tolist() == pytest.approx([0.1 / (2.5**0.5 + 1), 0])
 

@@ -26,9 +26,7 @@ def test_ranges(seed: int, purpose: str, what: list[str | int]) -> None:
 
 
 @given(one=st.tuples(st.integers(0, 9), purposes, parts), other=st.tuples(st.integers(0, 9), purposes, parts))
-def test_other_draws_differ(
-    one: tuple[int, str, list[str | int]], other: tuple[int, str, list[str | int]]
-) -> None:
+def test_other_draws_differ(one: tuple[int, str, list[str | int]], other: tuple[int, str, list[str | int]]) -> None:
     first = randomness.integer(one[0], one[1], *one[2])
     second = randomness.integer(other[0], other[1], *other[2])
     assert (first == second) == (one == other)
@@ -63,8 +61,5 @@ def test_uniform_is_uniform() -> None:
 
 
 def test_permutations_are_permutations() -> None:
-    found = {
-        tuple(randomness.generator(0, "minibatches", "run", t, "a", 0).permutation(3).tolist())
-        for t in range(60)
-    }
+    found = {tuple(randomness.generator(0, "minibatches", "run", t, "a", 0).permutation(3).tolist()) for t in range(60)}
     assert len(found) == 6

@@ -179,9 +179,7 @@ def test_results_and_callback() -> None:
     env = tiny(reliability=0.6)
     heard: list[tuple[int, Evaluation]] = []
     federation = simulated(env)
-    result = run_rounds(
-        federation, size(), env.rounds, run=RUN, on_round=lambda t, test: heard.append((t, test))
-    )
+    result = run_rounds(federation, size(), env.rounds, run=RUN, on_round=lambda t, test: heard.append((t, test)))
     plain = Plain(env, mlp(env))
     assert result.present.tolist() == [plain.present(t) for t in range(3)]
     assert torch.equal(result.weights, torch.tensor([plain.shares] * 3, dtype=torch.float64))
@@ -216,9 +214,7 @@ def test_unknown_settings_are_refused(settings: dict[str, Any], message: str) ->
 
 def test_divergence_names_round_and_client() -> None:
     env = tiny(lr=1e38)
-    with pytest.raises(
-        DivergenceError, match=r"round 0: client 'a' .* learning rate \(now 1e\+38\)"
-    ) as caught:
+    with pytest.raises(DivergenceError, match=r"round 0: client 'a' .* learning rate \(now 1e\+38\)") as caught:
         run_rounds(simulated(env, dtype=torch.float32), size(), env.rounds)
     assert "\n" not in str(caught.value)
 

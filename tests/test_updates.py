@@ -31,9 +31,7 @@ def test_gradient_factors_by_hand(update: LocalUpdate, factors: list[float]) -> 
     gradients=st.lists(st.floats(-10, 10), min_size=1, max_size=12),
     lr=st.floats(0.001, 0.15),
 )
-def test_gradient_factors_sum_up_the_local_walk(
-    update: LocalUpdate, gradients: list[float], lr: float
-) -> None:
+def test_gradient_factors_sum_up_the_local_walk(update: LocalUpdate, gradients: list[float], lr: float) -> None:
     """On a line, with these gradients whatever the place: w^(t) − w_k = η Σ_τ a_τ g_τ."""
     start = place = 0.7
     buffer = 0.0
@@ -89,9 +87,7 @@ def test_accumulated_scales_the_whole_update() -> None:
     sizes=st.lists(st.integers(1, 500), min_size=3, max_size=3),
     steps=st.lists(st.integers(1, 20), min_size=3, max_size=3),
 )
-def test_accumulated_with_matching_weights_is_its_base(
-    base: LocalUpdate, sizes: list[int], steps: list[int]
-) -> None:
+def test_accumulated_with_matching_weights_is_its_base(base: LocalUpdate, sizes: list[int], steps: list[int]) -> None:
     """Θ̃_k = (N_k/N) ‖a_k‖₁ / τ_eff undoes the rescaling."""
     shares = np.array(sizes) / sum(sizes)
     norms = base.factor_norms(np.array(steps), 0.1)

@@ -63,9 +63,7 @@ def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Reme
     present = torch.nonzero(report.present).flatten()
     if absent != "remember":
         return Contributions(present, report.updates, (report.round,) * len(present))
-    fresh = {
-        int(k): Remembered(update, report.round) for k, update in zip(present, report.updates, strict=True)
-    }
+    fresh = {int(k): Remembered(update, report.round) for k, update in zip(present, report.updates, strict=True)}
     memory = dict(sorted({**memory, **fresh}.items()))
     updates = [entry.update for entry in memory.values()]
     return Contributions(

@@ -36,9 +36,7 @@ class OuterLoss:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(OuterName):
-            raise InputError(
-                f"unknown outer loss '{self.name}'; choose one of {', '.join(get_args(OuterName))}."
-            )
+            raise InputError(f"unknown outer loss '{self.name}'; choose one of {', '.join(get_args(OuterName))}.")
 
     @property
     def only_last_layer(self) -> bool:

@@ -58,9 +58,7 @@ class Aggregation:
     direction: Tensor | None
 
 
-def aggregate(
-    server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm
-) -> tuple[Server, Aggregation]:
+def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm) -> tuple[Server, Aggregation]:
     """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
     entering = contributions(report, algorithm.absent, server.memory)
     if not makes_step(report.present, algorithm.absent):
@@ -108,9 +106,7 @@ def run_rounds(
     server = Server.start(federation.initial_model(run), algorithm)
     state = None
     weights, present, evaluations = [], [], []
-    request = RoundRequest(
-        run, 0, server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss
-    )
+    request = RoundRequest(run, 0, server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
     for t in range(rounds):
         report = federation.train(replace(request, round=t, model=server.model))
         row, state = rule(report, state)

@@ -42,9 +42,7 @@ def test_reliability_outside_its_range(fedunfold: Command, two_sites: Federation
 
 
 def test_unknown_method_with_a_suggestion(fedunfold: Command, two_sites: Federation) -> None:
-    refused(
-        fedunfold("compare", two_sites(), "--methods", "fedavg,fednva"), "fednva", "did you mean 'fednova'?"
-    )
+    refused(fedunfold("compare", two_sites(), "--methods", "fedavg,fednva"), "fednva", "did you mean 'fednova'?")
 
 
 def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
@@ -71,9 +69,7 @@ def test_parts_that_cannot_be(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 cut off"])
-def test_missing_or_truncated_data_file(
-    fedunfold: Command, two_sites: Federation, content: bytes | None
-) -> None:
+def test_missing_or_truncated_data_file(fedunfold: Command, two_sites: Federation, content: bytes | None) -> None:
     env = two_sites()
     data = env.parent / "data.npz"
     data.unlink()

@@ -37,9 +37,7 @@ def test_environments(fedunfold: Command, tmp_path: Path) -> None:
     assert "ready" in fedunfold("env", "check", copy).out
 
 
-def test_learn_then_run_then_compare(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
     env, out = two_sites(), tmp_path / "learned"
     learned = fedunfold("learn", env, "--out", out, "--iterations", 3, "--format", "json").json
     assert learned["clients"] == ["a", "b"]
@@ -56,9 +54,7 @@ def test_learn_then_run_then_compare(
     assert ran["weights"] == learned["weights"]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
-    compared = fedunfold(
-        "compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json"
-    ).json
+    compared = fedunfold("compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json").json
     assert compared["environment"] == "two-sites"
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "weights"]
@@ -68,9 +64,7 @@ def test_learn_then_run_then_compare(
         assert 0 <= entry["accuracy_mean"] <= 100
 
 
-def test_compare_writes_records_and_figures(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "compared"
     shown = fedunfold(
         "compare",
@@ -96,9 +90,7 @@ def test_compare_writes_records_and_figures(
         "duw-fednova-weights.png",
         "duw-fednova-outer-loss.png",
     }
-    assert (
-        LearnedWeights.load(out / "duw-fednova.safetensors").settings["algorithm"]["update"]["name"] == "nova"
-    )
+    assert LearnedWeights.load(out / "duw-fednova.safetensors").settings["algorithm"]["update"]["name"] == "nova"
 
 
 @pytest.mark.parametrize(
@@ -111,17 +103,13 @@ def test_compare_writes_records_and_figures(
         ("--method", "dr-fednova", "--dtype", "float64"),
     ],
 )
-def test_free_combinations_run(
-    fedunfold: Command, two_sites: Callable[..., Path], parts: tuple[str, ...]
-) -> None:
+def test_free_combinations_run(fedunfold: Command, two_sites: Callable[..., Path], parts: tuple[str, ...]) -> None:
     ran = fedunfold("run", two_sites(reliability=0.5), *parts, "--format", "json")
     assert ran.code == 0, ran.err
     assert len(ran.json["rounds"]) == 3
 
 
-def test_weights_are_mapped_on_request(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_weights_are_mapped_on_request(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
     env = two_sites()
     fedunfold("learn", env, "--out", tmp_path / "w", "--iterations", 1)
     weights = tmp_path / "w" / "weights.safetensors"

@@ -48,9 +48,7 @@ def test_sizes_are_exact(sizes: list[int], spare: int, seed: int) -> None:
     assert [len(part) for part in parts] == sizes
 
 
-label_sets = st.lists(
-    st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=6
-)
+label_sets = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,9 +72,7 @@ def test_labels_without_sizes_deal_all_rows_evenly(sets: list[list[int]], seed: 
     listed = {label for own in sets for label in own}
     check(y, parts, int(np.isin(y, list(listed)).sum()))
     for label in listed:
-        counts = [
-            int((y[part] == label).sum()) for part, own in zip(parts, sets, strict=True) if label in own
-        ]
+        counts = [int((y[part] == label).sum()) for part, own in zip(parts, sets, strict=True) if label in own]
         assert max(counts) - min(counts) <= 1
     for part, own in zip(parts, sets, strict=True):
         assert set(y[part].tolist()) <= set(own)

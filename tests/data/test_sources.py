@@ -121,9 +121,7 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
 
 
 def test_arrays_per_client(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "c.npz", **{"x_site-a": X, "y_site-a": Y, "x_b": X, "y_b": Y, "x_test": X, "y_test": Y}
-    )
+    path = write(tmp_path / "c.npz", **{"x_site-a": X, "y_site-a": Y, "x_b": X, "y_b": Y, "x_test": X, "y_test": Y})
     clients, test = sources.load_npz_clients(path)
     assert set(clients) == {"site-a", "b"}
     assert clients["b"][0].shape == (2, 3) and test[1].tolist() == [0, 1]

@@ -30,7 +30,7 @@ def test_the_bundled_ones_are_listed() -> None:
         "digits-quantity-skew",
         "digits-compute-skew",
         "digits-flaky",
-        "mnist-label-skew",
+        "mnist-2",
     }
 
 
@@ -55,7 +55,7 @@ def test_label_skew_holds_the_papers_labels() -> None:
     reason="needs mnist.npz in the folder that FEDUNFOLD_DATA names",
 )
 def test_mnist_label_skew_has_the_papers_sizes() -> None:
-    data = environment("mnist-label-skew").load()
+    data = environment("mnist-2").load()
     assert data.sizes == (6775, 6774, 6776, 6776, 6776)
     assert data.label_counts[0].tolist() == [0, 0, 3388, 0, 0, 0, 0, 0, 0, 3387]
     assert len(data.y_test) == 10000
@@ -287,11 +287,7 @@ def test_own_npz_is_found_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_npz_divided_already(tmp_path: Path) -> None:
-    arrays = {
-        f"{axis}_{key}": value
-        for key in ("a", "b", "test")
-        for axis, value in zip("xy", pair(6), strict=True)
-    }
+    arrays = {f"{axis}_{key}": value for key in ("a", "b", "test") for axis, value in zip("xy", pair(6), strict=True)}
     np.savez(tmp_path / "own.npz", **arrays)
     source = {"data": '{source = "npz", path = "own.npz"}', "partition": '{kind = "given"}'}
     swapped = environment(written(tmp_path, clients='[{key = "b"}, {key = "a"}]', **source))

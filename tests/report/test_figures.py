@@ -17,9 +17,7 @@ from fedunfold.weighting.learned import LearnedWeights
 def result(*accuracies: float) -> RunResult:
     rounds = len(accuracies)
     tests = tuple(Evaluation(accuracy, 1.0) for accuracy in accuracies)
-    return RunResult(
-        torch.zeros(1), torch.full((rounds, 2), 0.5), torch.ones(rounds, 2, dtype=torch.bool), tests
-    )
+    return RunResult(torch.zeros(1), torch.full((rounds, 2), 0.5), torch.ones(rounds, 2, dtype=torch.bool), tests)
 
 
 def learned(clients: int) -> LearnedWeights:

@@ -36,9 +36,7 @@ def sometimes(shape: tuple[int, ...] = (5,)) -> Environment:
     return env
 
 
-def walked(
-    env: Environment, name: str, build: ModelFactory | None = None
-) -> tuple[Tensor, dict[int, Walked]]:
+def walked(env: Environment, name: str, build: ModelFactory | None = None) -> tuple[Tensor, dict[int, Walked]]:
     """w^(0), and the present clients' local training from it in plain PyTorch."""
     plain = Plain(env, build or mlp(env))
     start = simulated(env, build).initial_model(RUN)

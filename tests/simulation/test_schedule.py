@@ -96,9 +96,7 @@ def test_steps_count_minibatches(size: int, epochs: int, batch_size: int) -> Non
 
 @settings(max_examples=40)
 @given(clients=shares, batch_size=st.integers(1, 10), seed=st.integers(0, 99))
-def test_every_lane_walks_its_clients_minibatches(
-    clients: list[tuple[int, int]], batch_size: int, seed: int
-) -> None:
+def test_every_lane_walks_its_clients_minibatches(clients: list[tuple[int, int]], batch_size: int, seed: int) -> None:
     draw, split = Draw(seed, "trial-0", 2), listed(clients)
     schedule = planned(draw, split, batch_size)
     assert sorted(schedule.order) == list(range(len(split)))
@@ -118,9 +116,7 @@ def test_every_lane_walks_its_clients_minibatches(
 
 @settings(max_examples=40)
 @given(clients=shares, batch_size=st.integers(1, 10))
-def test_live_lanes_come_first_and_padding_counts_nothing(
-    clients: list[tuple[int, int]], batch_size: int
-) -> None:
+def test_live_lanes_come_first_and_padding_counts_nothing(clients: list[tuple[int, int]], batch_size: int) -> None:
     schedule = planned(Draw(0, "trial-0", 0), listed(clients), batch_size)
     total = sum(size for size, _ in clients)
     assert int(schedule.rows.min()) >= 0
@@ -163,12 +159,8 @@ def test_every_epoch_is_reshuffled() -> None:
 
 
 @settings(max_examples=40)
-@given(
-    size=st.integers(1, 12), epochs=st.integers(1, 3), batch_size=st.integers(1, 15), seed=st.integers(0, 99)
-)
-def test_sample_coefficients_are_the_means_a_sample_enters(
-    size: int, epochs: int, batch_size: int, seed: int
-) -> None:
+@given(size=st.integers(1, 12), epochs=st.integers(1, 3), batch_size=st.integers(1, 15), seed=st.integers(0, 99))
+def test_sample_coefficients_are_the_means_a_sample_enters(size: int, epochs: int, batch_size: int, seed: int) -> None:
     draw, share = Draw(seed, "learn-0", 1), Share("a", 4, size, epochs)
     entered: Counter[int] = Counter()
     for epoch in range(epochs):

@@ -33,8 +33,7 @@ UPDATES = {
     "accumulated-prox": accumulated(prox(0.5)),
 }
 PRESENCE = [("keep", "all", "evaluate")] + [
-    (absent, "some", absent_loss)
-    for absent, absent_loss in product(["keep", "drop", "remember"], ["evaluate", "skip"])
+    (absent, "some", absent_loss) for absent, absent_loss in product(["keep", "drop", "remember"], ["evaluate", "skip"])
 ]
 
 
@@ -159,9 +158,7 @@ def test_both_kernels_agree() -> None:
         federation = SimulatedFederation(env, model=model, dtype=torch.float64)
         start = federation.initial_model(RUN)
         algorithm = Algorithm(nova(), adam(), "remember")
-        found.append(
-            unfold(federation, theta, algorithm, OuterLoss("balanced"), "exact", run=RUN, model=start)
-        )
+        found.append(unfold(federation, theta, algorithm, OuterLoss("balanced"), "exact", run=RUN, model=start))
     torch.testing.assert_close(found[0].gradient, found[1].gradient, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found[0].model, found[1].model, rtol=1e-9, atol=1e-12)
 

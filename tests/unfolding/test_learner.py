@@ -84,9 +84,7 @@ def test_every_iteration_is_one_adam_step() -> None:
     start = federation.initial_model("learn-0")
     losses = []
     for m in range(2):
-        step = unfold(
-            federation, theta, Algorithm(), OuterLoss(), "first_order", run=f"learn-{m}", model=start
-        )
+        step = unfold(federation, theta, Algorithm(), OuterLoss(), "first_order", run=f"learn-{m}", model=start)
         theta.grad = step.gradient
         optimizer.step()
         losses.append(step.loss)

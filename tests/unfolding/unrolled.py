@@ -20,9 +20,7 @@ from fedunfold.simulation.schedule import Draw
 class Unrolled:
     """L(θ) of an environment, differentiable by autograd."""
 
-    def __init__(
-        self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool
-    ):
+    def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
         self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
         self.data: FederatedData = env.load()
         self.module = module.double()

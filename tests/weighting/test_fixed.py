@@ -12,9 +12,7 @@ from .reports import report
 ROWS = [[0.5, 0.5], [1.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    "matrix", [ROWS, np.array(ROWS), np.array(ROWS, dtype=np.float32), torch.tensor(ROWS)]
-)
+@pytest.mark.parametrize("matrix", [ROWS, np.array(ROWS), np.array(ROWS, dtype=np.float32), torch.tensor(ROWS)])
 def test_one_row_a_round(matrix: Any) -> None:
     mine = fixed(matrix)
     assert mine(report([1, 9]), None)[0].tolist() == [0.5, 0.5]

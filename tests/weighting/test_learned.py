@@ -113,9 +113,7 @@ def test_truncated(file: Path, kept: int) -> None:
     assert "damaged or not one of fedunfold's" in refusal(file)
 
 
-@pytest.mark.parametrize(
-    "content", [b"garbage", b"\x00" * 500, b"\xff" * 500, b"{}", b"PK\x03\x04" + b"x" * 200]
-)
+@pytest.mark.parametrize("content", [b"garbage", b"\x00" * 500, b"\xff" * 500, b"{}", b"PK\x03\x04" + b"x" * 200])
 def test_garbage(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     assert "damaged or not one of fedunfold's" in refusal(file)
@@ -177,9 +175,7 @@ def test_weights_off_the_simplex(file: Path, row: list[float], message: str) -> 
         ({}, {"history": matrix([WEIGHTS[0]] * 3, [WEIGHTS[0]] * 3)}),
     ],
 )
-def test_shapes_that_do_not_fit_together(
-    file: Path, header: dict[str, Any], tensors: dict[str, Tensor]
-) -> None:
+def test_shapes_that_do_not_fit_together(file: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     rewritten(file, header, **tensors)
     assert "inconsistent" in refusal(file)
 

@@ -39,9 +39,7 @@ class Answer:
     gradient: tuple[float, ...]
 
 
-def answers(
-    losses: st.SearchStrategy[float], coordinates: st.SearchStrategy[float]
-) -> st.SearchStrategy[Answer]:
+def answers(losses: st.SearchStrategy[float], coordinates: st.SearchStrategy[float]) -> st.SearchStrategy[Answer]:
     return st.builds(
         Answer,
         present=st.booleans(),

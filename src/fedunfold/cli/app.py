@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedunfold.cli import options as opt
+from fedunfold.cli.data import app as data
 from fedunfold.cli.environments import app as environments
+from fedunfold.cli.reproduce import reproduce
+from fedunfold.cli.theory import theory
 from fedunfold.errors import FedunfoldError
 from fedunfold.version import VERSION
 
@@ -27,6 +30,9 @@ app = typer.Typer(
     help="Learn how much each client should count in each round of federated learning.",
 )
 app.add_typer(environments, name="env")
+app.add_typer(data, name="data")
+app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
+app.command(epilog="Example: fedunfold theory runs/demo")(theory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -210,9 +216,7 @@ def run(
         )
         return
     for t, evaluation in enumerate(result.evaluations):
-        console.out.print(
-            f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}"
-        )
+        console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
 
 
 @app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,duw-fedavg --trials 5")

@@ -65,9 +65,7 @@ class ProgressWatcher(Watcher, AbstractContextManager["ProgressWatcher"]):
 
     def so_far(self, environment: str) -> Comparison:
         """The methods with at least one finished trial."""
-        results = tuple(
-            MethodResult(name, tuple(runs), self.learned.get(name)) for name, runs in self.runs.items()
-        )
+        results = tuple(MethodResult(name, tuple(runs), self.learned.get(name)) for name, runs in self.runs.items())
         return Comparison(environment, max((len(runs) for runs in self.runs.values()), default=0), results)
 
     def _show(self, what: str, done: int, total: int, note: str) -> None:

@@ -103,6 +103,4 @@ OuterLr = Annotated[float | None, typer.Option("--outer-lr", help="Outer step si
 InitialModelOption = Annotated[
     InitialModel, typer.Option("--initial-model", help="The same in every outer iteration, or a fresh one.")
 ]
-Fraction = Annotated[
-    float, typer.Option("--fraction", help="Part of its data that each client gives to the learning.")
-]
+Fraction = Annotated[float, typer.Option("--fraction", help="Part of its data that each client gives to the learning.")]

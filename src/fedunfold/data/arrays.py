@@ -38,9 +38,7 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
         if array.ndim < 2:
             raise InputError(f"{name} has shape {array.shape}; give [samples, features].")
         if array.size == 0:
-            raise InputError(
-                f"{name} is empty (shape {array.shape}); give at least one sample or leave it out."
-            )
+            raise InputError(f"{name} is empty (shape {array.shape}); give at least one sample or leave it out.")
         if array.shape[1:] != first.shape[1:]:
             raise InputError(
                 f"{name} has rows of shape {array.shape[1:]} but {first_name} has {first.shape[1:]}; "
@@ -78,7 +76,5 @@ def labels(value: ArrayLike, name: str, rows: int, classes: int | None = None) -
     if lowest < 0:
         raise InputError(f"{name} has the label {lowest}; number the classes from 0.")
     if classes is not None and highest >= classes:
-        raise InputError(
-            f"{name} has the label {highest} but there are {classes} classes (0 to {classes - 1})."
-        )
+        raise InputError(f"{name} has the label {highest} but there are {classes} classes (0 to {classes - 1}).")
     return array.astype(np.int64, copy=False)

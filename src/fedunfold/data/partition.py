@@ -107,6 +107,38 @@ def dirichlet(y: NDArray[np.int64], clients: int, alpha: float, rng: np.random.G
     return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
 
 
+def by_shares(
+    y: NDArray[np.int64], shares: Sequence[Sequence[tuple[int, float]]], rng: np.random.Generator
+) -> list[Indices]:
+    """Each class goes to the clients that list it, in proportion to their shares; at least one row each.
+
+    A class that nobody lists is left out.
+    """
+    parts: list[list[Indices]] = [[] for _ in shares]
+    holders: dict[int, dict[int, float]] = {}
+    for k, own in enumerate(shares):
+        if not own:
+            raise InputError(f"Client {k} lists no class; give it at least one.")
+        for label, share in own:
+            if k in holders.setdefault(label, {}):
+                raise InputError(f"Client {k} lists class {label} twice; list it once.")
+            holders[label][k] = share
+    for label, wanted in sorted(holders.items()):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        if len(rows) < len(wanted):
+            raise InputError(
+                f"Class {label} has {len(rows)} samples for {len(wanted)} clients, {list(wanted)}; "
+                "take it from some of them."
+            )
+        # One row each first, so that a client never loses a class it was given; the rest by share.
+        proportions = np.array(list(wanted.values())) / sum(wanted.values())
+        counts = np.maximum(1, np.floor(proportions * len(rows))).astype(np.int64)
+        counts[np.argmax(counts)] += len(rows) - counts.sum()
+        for k, more in zip(wanted, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
+            parts[k].append(more)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
 def by_indices(y: NDArray[np.int64], indices: Sequence[Sequence[int]]) -> list[Indices]:
     """Exactly the rows listed, each owned by one client at most."""
     for k, own in enumerate(indices):

@@ -1,78 +1,22 @@
-"""The settings that say where data come from and how they are divided, and how wrong ones are reported."""
+"""The settings that say where data come from and how they are divided."""
 
-import reprlib
+import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import Field, InstanceOf
 
 from fedunfold.data import partition as dealing
 from fedunfold.data import sources
+from fedunfold.data.features.files import load_features
+from fedunfold.data.features.splitting import split
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partition import Indices
 from fedunfold.errors import InputError
 from fedunfold.randomness import generator
-
-Count = Annotated[int, Field(strict=True, ge=1)]
-Natural = Annotated[int, Field(strict=True, ge=0)]
-
-
-def explain(error: ValidationError, prefix: str = "") -> InputError:
-    """pydantic's report as one line: the first field that is wrong, how, and how many more are."""
-    errors = error.errors()
-    path, message = _locate(errors[0])
-    field = f"field {'.'.join(path)}: " if path else ""
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    result = InputError(f"{prefix}{field}{message}{more}")
-    result.__cause__ = error
-    return result
-
-
-def _locate(details: Any) -> tuple[list[str], str]:
-    """(path of the field, what is wrong with it) for one pydantic error."""
-    path = [str(part) for part in details["loc"]]
-    if path[:1] in (["data"], ["partition"]):
-        del path[1:2]  # pydantic adds the chosen variant's tag, which is no field of the file
-    context = details.get("ctx", {})
-    inner = context.get("error")
-    if isinstance(inner, InputError) and isinstance(inner.__cause__, ValidationError):
-        inner_path, message = _locate(inner.__cause__.errors()[0])
-        return path + inner_path, message
-    got = f", got {reprlib.repr(details['input'])}"
-    match details["type"]:
-        case "missing":
-            return path, "is missing"
-        case "extra_forbidden":
-            return path, "is not a known field; remove it or correct its name"
-        case "union_tag_invalid":
-            choices = context["expected_tags"]
-            return path, f"{context['discriminator']} must be one of {choices}, not {context['tag']!r}"
-        case "union_tag_not_found":
-            return path, f"needs {context['discriminator']}"
-        case "greater_than_equal":
-            return path, f"must be at least {context['ge']:g}{got}"
-        case "less_than_equal":
-            return path, f"must be at most {context['le']:g}{got}"
-        case "greater_than":
-            return path, f"must be more than {context['gt']:g}{got}"
-        case "value_error":
-            return path, str(inner)
-        case _:
-            return path, details["msg"].replace("Input should be", "must be") + got
-
-
-class Settings(BaseModel):
-    """Frozen, without unknown fields; a wrong value is an InputError of one line."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise explain(error, f"{type(self).__name__}: ") from error
+from fedunfold.settings import Count, Natural, Settings
 
 
 class DigitsSource(Settings):
@@ -106,6 +50,30 @@ class NpzSource(Settings):
         return sources.load_npz_clients(folder / Path(self.path).expanduser())
 
 
+class FeaturesSource(Settings):
+    """Frozen-backbone features of images, split by class into training and test rows.
+
+    A relative path counts from the environment file's folder, then from the folder in FEDUNFOLD_DATA.
+    """
+
+    source: Literal["features"] = "features"
+    path: str = Field(min_length=1)
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    seed: Natural = 0
+
+    def load(self, folder: Path) -> sources.Dataset:
+        found = folder / Path(self.path).expanduser()
+        shared = os.environ.get("FEDUNFOLD_DATA")
+        if not found.is_file() and shared:
+            found = Path(shared) / self.path
+        if not found.is_file():
+            raise InputError(
+                f"There is no features file {self.path} beside the environment or in the folder FEDUNFOLD_DATA; "
+                "make it with `fedunfold data features IMAGE_FOLDER`."
+            )
+        return split(load_features(found), self.test_fraction, self.seed)
+
+
 class MemorySource(Settings):
     """Data that were handed over in the program; they cannot be written to a file."""
 
@@ -113,7 +81,9 @@ class MemorySource(Settings):
     data: InstanceOf[FederatedData]
 
 
-DataSource = Annotated[DigitsSource | MnistSource | NpzSource | MemorySource, Field(discriminator="source")]
+DataSource = Annotated[
+    DigitsSource | MnistSource | NpzSource | FeaturesSource | MemorySource, Field(discriminator="source")
+]
 
 
 class Seeded(Settings):
@@ -176,6 +146,16 @@ class IndicesPartition(Settings):
         return dealing.by_indices(y, self.indices)
 
 
+class SharesPartition(Seeded):
+    """Which classes a client holds and in what proportion: [class, share] pairs for every client."""
+
+    kind: Literal["shares"] = "shares"
+    shares: tuple[tuple[tuple[Natural, Annotated[float, Field(gt=0)]], ...], ...]
+
+    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
+        return dealing.by_shares(y, self.shares, self.rng)
+
+
 class GivenPartition(Settings):
     """The source already holds every client's own arrays."""
 
@@ -183,7 +163,13 @@ class GivenPartition(Settings):
 
 
 Partition = Annotated[
-    IidPartition | SizesPartition | LabelsPartition | DirichletPartition | IndicesPartition | GivenPartition,
+    IidPartition
+    | SizesPartition
+    | LabelsPartition
+    | SharesPartition
+    | DirichletPartition
+    | IndicesPartition
+    | GivenPartition,
     Field(discriminator="kind"),
 ]
 
@@ -198,7 +184,7 @@ def check_division(source: DataSource, partition: Partition, keys: tuple[str, ..
             raise InputError("field partition: data in memory are divided already; use 'given'")
         if source.data.keys != keys:
             raise InputError("field clients: the keys differ from those of the data in memory")
-    for name in ("sizes", "labels", "indices"):
+    for name in ("sizes", "labels", "shares", "indices"):
         entries = getattr(partition, name, None)
         if entries is not None and len(entries) != len(keys):
             raise InputError(
@@ -216,9 +202,7 @@ def divide(source: DataSource, partition: Partition, keys: tuple[str, ...], fold
         pairs, test = source.load_clients(folder)
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
-            raise InputError(
-                f"{source.path}: client {key} is only in {where}; list the same clients in both."
-            )
+            raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
         return FederatedData.from_clients({key: pairs[key] for key in keys}, test)
     rows = source.load(folder)
     parts = partition.split(rows.y_train, len(keys))

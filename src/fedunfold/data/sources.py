@@ -69,9 +69,7 @@ def load_mnist() -> Dataset:
             )
         found = labels(y, f"y_{part} in {path}", len(x), 10)
         if tuple(np.bincount(found, minlength=10).tolist()) != counts:
-            raise InputError(
-                f"y_{part} in {path} is not MNIST's label counts; delete the file or replace it."
-            )
+            raise InputError(f"y_{part} in {path} is not MNIST's label counts; delete the file or replace it.")
     pixels = {part: arrays[f"x_{part}"].reshape(-1, 784).astype(np.float32) for part in ("train", "test")}
     return Dataset(
         pixels["train"] / np.float32(127.5) - 1,
@@ -119,9 +117,7 @@ def read_npz(path: Path, wanted: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
-                raise InputError(
-                    f"{path} is not an .npz file or is cut short; write it with numpy.savez again."
-                )
+                raise InputError(f"{path} is not an .npz file or is cut short; write it with numpy.savez again.")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 names = list(wanted) or archive.files
@@ -174,8 +170,7 @@ def _download_mnist(target: Path) -> None:
             x, y = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, cache=False)
     except (OSError, ValueError, HTTPException) as error:
         raise InputError(
-            f"MNIST could not be downloaded ({_first_line(error)}); "
-            "set FEDUNFOLD_DATA to a folder with mnist.npz."
+            f"MNIST could not be downloaded ({_first_line(error)}); set FEDUNFOLD_DATA to a folder with mnist.npz."
         ) from error
     images, classes = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.uint8)
     arrays = (images[:60000], classes[:60000], images[60000:], classes[60000:])

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import re
 import reprlib
 import tomllib
@@ -19,17 +20,17 @@ from pydantic import Field, PlainSerializer, PlainValidator, PrivateAttr, field_
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.settings import (
-    Count,
     DataSource,
+    FeaturesSource,
     GivenPartition,
     MemorySource,
-    Natural,
+    NpzSource,
     Partition,
-    Settings,
     check_division,
     divide,
 )
 from fedunfold.errors import InputError
+from fedunfold.settings import Count, Natural, Settings
 
 KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Value = TypeVar("Value")
@@ -71,11 +72,18 @@ class ModelSpec(Settings):
     hidden: tuple[Count, ...] = ()
 
 
+class OuterSchedule(Settings):
+    """Outer iterations M and Adam's step size, as a publication states them for an environment."""
+
+    iterations: Count
+    lr: float = Field(gt=0, lt=1)
+
+
 class Environment(Settings):
     """Clients, their data, the model and the schedule of local training.
 
     `sampled` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
-    may carry ``count = n`` and stands for n clients key-0 … key-(n−1).
+    may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper` is the slow outer schedule.
     """
 
     name: str = Field(min_length=1)
@@ -85,6 +93,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     sampled: Count | None = None
+    paper: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
     data: DataSource
     partition: Partition
@@ -199,13 +208,16 @@ class Environment(Settings):
             vars(result)["_loaded"] = self._loaded
         return result
 
-    def to_toml(self) -> str:
-        """The same environment as a TOML file; a relative path in it is written as it was given."""
+    def to_toml(self, folder: Path | None = None) -> str:
+        """The same environment as a TOML file in `folder`, or beside the one it was read from."""
         if isinstance(self.data, MemorySource):
-            raise InputError(
-                "Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'."
-            )
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+            raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
+        content = self.model_dump(mode="json", exclude_none=True)
+        if folder is not None and isinstance(self.data, NpzSource | FeaturesSource):
+            given = self._folder / Path(self.data.path).expanduser()
+            if given.is_file():
+                content["data"]["path"] = os.path.relpath(given, folder)
+        return tomli_w.dumps(content)
 
     def epochs(self, k: int, round: int) -> int:
         """E_k^(t); the evaluation layer t = T repeats the last round's."""

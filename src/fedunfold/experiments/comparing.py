@@ -171,9 +171,7 @@ def compare(
         rule = _fitting(rule, env)
         runs = []
         for trial in range(trials):
-            outcome = run_rounds(
-                federation, rule, env.rounds, algorithm=entry.algorithm, run=f"trial-{trial}"
-            )
+            outcome = run_rounds(federation, rule, env.rounds, algorithm=entry.algorithm, run=f"trial-{trial}")
             runs.append(outcome)
             watcher.trial(entry.name, trial, trials, outcome)
         learned = rule if isinstance(rule, LearnedWeights) else None

@@ -19,9 +19,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one."
-        ) from error
+        raise InputError(f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one.") from error
     return device
 
 

@@ -42,9 +42,7 @@ def weights(learned: LearnedWeights) -> Figure:
     rounds = np.arange(1, len(values) + 1)
     many = len(learned.keys) > LEGEND_LIMIT
     for k, key in enumerate(learned.keys):
-        style: dict[str, Any] = (
-            {"color": "#0072B2", "alpha": 0.25, "lw": 1} if many else _style(k, len(rounds))
-        )
+        style: dict[str, Any] = {"color": "#0072B2", "alpha": 0.25, "lw": 1} if many else _style(k, len(rounds))
         axes.plot(rounds, values[:, k], label=key, **style)
         if not many:
             axes.axhline(start[0, k], color=COLOURS[k % len(COLOURS)], ls=":", lw=1, alpha=0.7)

@@ -44,7 +44,7 @@ class RunFolder:
         }
         self._text("settings.json", json.dumps(content, indent=2, default=asdict) + "\n")
         if environment.data.source != "memory":
-            self._text("environment.toml", environment.to_toml())
+            self._text("environment.toml", environment.to_toml(self.path))
 
     def learned(self, learned: LearnedWeights) -> Path:
         """weights.safetensors, the metrics of its learning, and two figures."""
@@ -52,9 +52,7 @@ class RunFolder:
             "metrics.jsonl",
             (
                 {"iteration": m, "outer_loss": loss, "weights": rows}
-                for m, (loss, rows) in enumerate(
-                    zip(learned.losses.tolist(), learned.history.tolist(), strict=False)
-                )
+                for m, (loss, rows) in enumerate(zip(learned.losses.tolist(), learned.history.tolist(), strict=False))
             ),
         )
         figures.save(figures.weights(learned), self.path / "weights.png")

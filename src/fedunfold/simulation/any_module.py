@@ -30,9 +30,7 @@ class AnyModule:
         def pullback(slope: Tensor, into: Parameters) -> None:
             # All lanes are pulled back before any is changed: `into` may be what the leaves view.
             gradients = [
-                torch.autograd.grad(
-                    out, leaves, slope[lane, : len(out)], retain_graph=True, materialize_grads=True
-                )
+                torch.autograd.grad(out, leaves, slope[lane, : len(out)], retain_graph=True, materialize_grads=True)
                 for lane, (leaves, out) in enumerate(lanes)
             ]
             for lane, gradient in enumerate(gradients):
@@ -61,15 +59,11 @@ class AnyModule:
         slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in lanes], batch))
         for lane, (leaves, logits, gradient) in enumerate(lanes):
             along = torch.stack([(g * p[lane]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
-            curved = torch.autograd.grad(
-                along, leaves, retain_graph=slopes is not None, materialize_grads=True
-            )
+            curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
             for target, part in zip(adjoint, curved, strict=True):
                 target[lane] -= part
             if slopes is not None:
-                direct = torch.autograd.grad(
-                    logits, leaves, slopes[lane, : len(logits)], materialize_grads=True
-                )
+                direct = torch.autograd.grad(logits, leaves, slopes[lane, : len(logits)], materialize_grads=True)
                 for target, part in zip(adjoint, direct, strict=True):
                     target[lane] += part
 

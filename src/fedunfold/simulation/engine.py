@@ -50,9 +50,7 @@ class SimulatedFederation:
         self._test = data.x_test.to(self._device, dtype), data.y_test.to(self._device)
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
-            raise InputError(
-                "pass a function that builds the model, such as `lambda: Net()`, not a built one."
-            )
+            raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
         self._kernel = self._choose_kernel()
         self.clients: Sequence[ClientInfo] = tuple(
@@ -114,9 +112,7 @@ class SimulatedFederation:
             if request.outer is not None and not request.outer.only_last_layer:
                 report = self._outer_at(request, away)
                 outer_loss += report.loss
-                outer_gradient = (
-                    report.gradient if outer_gradient is None else outer_gradient + report.gradient
-                )
+                outer_gradient = report.gradient if outer_gradient is None else outer_gradient + report.gradient
 
         start_loss = None
         if "start_loss" in request.needs:
@@ -176,9 +172,7 @@ class SimulatedFederation:
         steps = np.array([share.steps(batch_size) for share in shares])
         inside, after = request.update.scales(self._sizes, np.where(present, steps, 0), self.lr)
         there = np.flatnonzero(present)
-        schedule = plan(
-            self._draw(request), [shares[k] for k in there], batch_size, self._device, self._dtype
-        )
+        schedule = plan(self._draw(request), [shares[k] for k in there], batch_size, self._device, self._dtype)
         lanes = there[list(schedule.order)]
         outer = None
         if request.outer is not None:
@@ -205,9 +199,7 @@ class SimulatedFederation:
         return Tally(
             loss=self._x.new_zeros(lanes),
             outer_loss=self._x.new_zeros(lanes),
-            gradients=sums()
-            if "gradients" in request.needs and not _carries_gradients(request.update)
-            else None,
+            gradients=sums() if "gradients" in request.needs and not _carries_gradients(request.update) else None,
             outer_gradients=sums() if own_gradient else None,
         )
 
@@ -265,9 +257,7 @@ class SimulatedFederation:
         rows = self._rows(clients)
         losses = FixedModel(self._kernel, request.model).losses(self._x[rows], self._y[rows])
         sizes = self._sizes[clients].astype(int)
-        weights = (
-            np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(request, clients)
-        )
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(request, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -283,9 +273,7 @@ class SimulatedFederation:
 
     def _minibatch_coefficients(self, request: RoundRequest, clients: np.ndarray) -> np.ndarray:
         draw, shares = self._draw(request), self._shares(request.round)
-        return np.concatenate(
-            [sample_coefficients(draw, shares[k], self.environment.batch_size) for k in clients]
-        )
+        return np.concatenate([sample_coefficients(draw, shares[k], self.environment.batch_size) for k in clients])
 
     def _client_factors(self, outer: OuterLoss, round: int) -> np.ndarray:
         """1/E_k where the outer loss counts a client once, else 1."""

@@ -91,9 +91,7 @@ class LinearStack:
         assert logit_change is not None
 
         _, slope = cross_entropy(logits, batch.y)
-        chain = softmax_jacobian_product(torch.softmax(logits, -1), logit_change).mul_(
-            -curvature.unsqueeze(-1)
-        )
+        chain = softmax_jacobian_product(torch.softmax(logits, -1), logit_change).mul_(-curvature.unsqueeze(-1))
         if outer_slope is not None:
             chain += outer_slope(logits)
         slope.mul_(curvature.unsqueeze(-1))

@@ -74,9 +74,7 @@ class Schedule:
     means: Tensor
 
 
-def plan(
-    draw: Draw, shares: Sequence[Share], batch_size: int, device: torch.device, dtype: torch.dtype
-) -> Schedule:
+def plan(draw: Draw, shares: Sequence[Share], batch_size: int, device: torch.device, dtype: torch.dtype) -> Schedule:
     """The schedule of a round: every epoch reshuffled, the last minibatch of an epoch short."""
     order = sorted(range(len(shares)), key=lambda i: -shares[i].steps(batch_size))
     longest = shares[order[0]].steps(batch_size)

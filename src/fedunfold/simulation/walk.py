@@ -124,9 +124,7 @@ class Walk:
             for p, towards in zip(current, pull, strict=True):
                 p.add_(towards.mul_(_per_lane(rates * self.update.mu, towards)))
 
-    def _step_back_(
-        self, step: int, iterate: Parameters, adjoint: Parameters, anchor_gain: Parameters | None
-    ) -> None:
+    def _step_back_(self, step: int, iterate: Parameters, adjoint: Parameters, anchor_gain: Parameters | None) -> None:
         batch, means = self._minibatch(step)
         live = len(means)
         rates = self.step_sizes[:live]
@@ -134,9 +132,7 @@ class Walk:
         pulled = None
         if anchor_gain is not None:
             pulled = [p * _per_lane(rates * self.update.mu, p) for p in current]
-        self.kernel.pull_adjoint_(
-            iterate, current, batch, means * rates[:, None], self._outer_slope(batch, means)
-        )
+        self.kernel.pull_adjoint_(iterate, current, batch, means * rates[:, None], self._outer_slope(batch, means))
         if pulled is not None and anchor_gain is not None:
             for p, gain, part in zip(current, anchor_gain, pulled, strict=True):
                 p.sub_(part)

@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from fedunfold.data.settings import Count, Settings
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
 from fedunfold.files import write_atomically
+from fedunfold.settings import Count, Settings
 from fedunfold.version import VERSION
 from fedunfold.weighting.rule import State, off_simplex
 
@@ -61,9 +61,7 @@ class LearnedWeights:
             )
         return self.weights[report.round], state
 
-    def applied_to(
-        self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False
-    ) -> "LearnedWeights":
+    def applied_to(self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False) -> "LearnedWeights":
         """These weights for a federation: refused where it is another one, unless `mapped` is asked for.
 
         Mapping goes by client key (every client must be known; rows are renormalised over those taken) and
@@ -84,9 +82,7 @@ class LearnedWeights:
         weights = self.weights[rows][:, columns]
         totals = weights.sum(1, keepdim=True)
         if bool((totals <= 0).any()):
-            raise InputError(
-                "the weights cannot be mapped: these clients have weight 0 in one of the rounds."
-            )
+            raise InputError("the weights cannot be mapped: these clients have weight 0 in one of the rounds.")
         history = self.history[:, rows][:, :, columns]
         history = history / history.sum(-1, keepdim=True)
         return replace(self, keys=tuple(keys), weights=weights / totals, history=history, digest=digest)
@@ -163,9 +159,7 @@ class LearnedWeights:
         }
         for name, (tensor, shape) in expected.items():
             if tensor.shape != shape or rounds == 0:
-                raise InputError(
-                    f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}."
-                )
+                raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}.")
         if len(set(self.keys)) < clients:
             raise InputError(f"weights file {path} is inconsistent: it names a client twice.")
         if not bool(torch.isfinite(self.losses).all() and torch.isfinite(self.history).all()):
@@ -177,9 +171,7 @@ class LearnedWeights:
 
 def _numbers(tensor: Tensor) -> Tensor:
     if not tensor.dtype.is_floating_point or tensor.dim() == 0:
-        raise ValueError(
-            f"expected an array of floating-point numbers, not {tensor.dtype} {list(tensor.shape)}"
-        )
+        raise ValueError(f"expected an array of floating-point numbers, not {tensor.dtype} {list(tensor.shape)}")
     return tensor.double()
 
 

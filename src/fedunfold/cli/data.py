@@ -1,0 +1,108 @@
+"""`fedunfold data`: make the files that environments read."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedunfold.cli import options as opt
+
+INTERRUPTED = 130
+MODEL = "google/vit-base-patch16-224-in21k"  # the paper's, and extraction's default, which is slow to import
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make data files.")
+
+
+class StoredType(StrEnum):
+    float16 = "float16"
+    float32 = "float32"
+
+
+@app.callback()
+def _group() -> None:
+    """Make data files."""
+
+
+@app.command(epilog="Example: fedunfold data features Images --out dogs.npz --device cuda")
+def features(
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGE_FOLDER", help="A folder with one subfolder of images a class.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="What to write: .npz or .safetensors.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="A vision transformer on the Hugging Face hub, or its local folder."),
+    ] = MODEL,
+    dtype: Annotated[
+        StoredType, typer.Option("--dtype", help="How features are stored; they are computed in float32.")
+    ] = StoredType.float16,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images computed at once.")] = 32,
+    again: Annotated[
+        bool, typer.Option("--again", help="Make FILE anew, and discard another run's partial results.")
+    ] = False,
+    format: opt.FormatOption = opt.Format.text,
+    device: opt.Device = "cpu",
+) -> None:
+    """Run a frozen vision transformer over images once, and store its CLS features.
+
+    Stopped half-way, the same command goes on where it left off; a finished FILE is left as it is. Files that
+    cannot be read as images are named on standard error and counted.
+    """
+    from fedunfold.cli import console
+    from fedunfold.data.features.extraction import extract
+    from fedunfold.experiments.learning import device_of
+
+    done_of = (0, 0)
+    with console.progress() as bars:
+        task = bars.add_task("images", total=None, note="")
+
+        def show(done: int, total: int) -> None:
+            nonlocal done_of
+            done_of = (done, total)
+            bars.update(task, completed=done, total=total)
+
+        try:
+            made = extract(
+                images,
+                out,
+                model=model,
+                dtype=dtype.value,
+                batch_size=batch_size,
+                device=device_of(device),
+                again=again,
+                on_progress=show,
+            )
+        except KeyboardInterrupt:
+            made = None
+    if made is None:
+        sys.stderr.write(f"stopped after {done_of[0]} of {done_of[1]} files; the same command goes on from there.\n")
+        raise typer.Exit(INTERRUPTED)
+    skipped, found = made.about.skipped, made.features
+    for name, reason in skipped:
+        sys.stderr.write(f"skipped {name}: {reason}\n")
+    for name in made.empty_classes:
+        sys.stderr.write(f"class {name} has no readable image; it keeps its number\n")
+    if format is opt.Format.json:
+        console.print_json(
+            {
+                "file": str(made.file),
+                "model": made.about.model,
+                "dtype": made.about.dtype,
+                "images": len(found.y),
+                "features": found.x.shape[1],
+                "classes": len(found.classes),
+                "empty_classes": made.empty_classes,
+                "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+                "resumed": made.resumed,
+            }
+        )
+        return
+    console.out.print(
+        f"{made.file}: {len(found.y)} images of {len(found.classes)} classes, "
+        f"{found.x.shape[1]} features each, {len(skipped)} skipped",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )

@@ -1,0 +1,221 @@
+"""`fedunfold theory`: what the convergence bound says about a run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedunfold.cli import options as opt
+from fedunfold.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedunfold.environments import Environment
+    from fedunfold.experiments.theory import Theory
+    from fedunfold.weighting.learned import LearnedWeights
+
+Run = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A folder that `fedunfold learn`, or `compare --out`, left behind."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="NAME", help="Which of a comparison's weights, such as duw-fedavg."),
+]
+EnvOption = Annotated[
+    str | None,
+    typer.Option("--env", metavar="ENV", help="The run's environment, where its data have moved."),
+]
+Recast = Annotated[
+    bool,
+    typer.Option("--recast", help="Describe unscaled local steps by the weights the theorem is about."),
+]
+Smoothness = Annotated[float | None, typer.Option("--L", help="Smoothness of the clients' losses, > 0.")]
+Sigma = Annotated[float | None, typer.Option("--sigma", help="Standard deviation of a minibatch gradient.")]
+Moment = Annotated[float | None, typer.Option("--G", help="Root mean square of a minibatch gradient.")]
+Kappa = Annotated[float | None, typer.Option("--kappa", help="Dissimilarity κ of the clients.")]
+Beta = Annotated[float | None, typer.Option("--beta", help="Dissimilarity β of the clients, >= 1.")]
+Gap = Annotated[float | None, typer.Option("--gap", help="f(w0) − f_inf: the loss there is to lose.")]
+
+
+def theory(
+    run: Run,
+    weights: Weights = None,
+    env: EnvOption = None,
+    recast: Recast = False,
+    L: Smoothness = None,
+    sigma: Sigma = None,
+    G: Moment = None,
+    kappa: Kappa = None,
+    beta: Beta = None,
+    gap: Gap = None,
+    format: opt.FormatOption = opt.Format.text,
+) -> None:
+    """How much a run's learned weights vary, and the convergence bound for them.
+
+    The constants of the assumptions have no defaults: a term or condition that needs one is left out until
+    it is given.
+    """
+    from fedunfold.cli import console
+    from fedunfold.environments import environment
+    from fedunfold.experiments.theory import Constants, analyse_learned
+    from fedunfold.weighting.learned import LearnedWeights
+
+    constants = Constants(L=L, sigma=sigma, G=G, kappa=kappa, beta=beta, gap=gap)
+    file = _weights_file(run, weights)
+    found = environment(_environment_file(run) if env is None else env)
+    learned = LearnedWeights.load(file)
+    result = analyse_learned(learned, found, constants, recast=recast)
+    notes = list(_notes(result, learned, found))
+    if format is opt.Format.json:
+        console.print_json(
+            {
+                "run": str(run),
+                "environment": found.name,
+                "weights": file.name,
+                "keys": learned.keys,
+                **result.as_json(),
+                "notes": notes,
+            }
+        )
+        return
+    for table in (
+        _variances(result, learned.keys),
+        _quantities(result),
+        _conditions(result),
+        _terms(result),
+    ):
+        console.out.print(table)
+    for note in notes:
+        console.out.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _weights_file(run: Path, name: str | None) -> Path:
+    from fedunfold.experiments.methods import unknown
+
+    if not run.is_dir():
+        raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
+    if not (run / "settings.json").is_file():
+        raise InputError(f"{run} is not a run folder: it has no settings.json; `fedunfold learn` makes one.")
+    files = {file.stem: file for file in sorted(run.glob("*.safetensors"))}
+    if not files:
+        raise InputError(f"the run in {run} left no learned weights; `fedunfold learn` does.")
+    if name is not None:
+        stem = name.removesuffix(".safetensors")
+        if stem not in files:
+            raise InputError(f"{run}: {unknown('weights', stem, files)}")
+        return files[stem]
+    if len(files) > 1:
+        raise InputError(f"{run} holds several weights; choose with --weights one of {', '.join(files)}.")
+    return next(iter(files.values()))
+
+
+def _environment_file(run: Path) -> Path:
+    file = run / "environment.toml"
+    if not file.is_file():
+        raise InputError(f"{run} has no environment.toml (data in memory?); name the environment with --env.")
+    return file
+
+
+def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> Iterable[str]:
+    """Where the run is not what the theorem is about, and what was left out."""
+    from fedunfold.experiments.methods import learned_method
+
+    algorithm = learned_method(learned).algorithm
+    if result.conditions[-1].holds is False:
+        yield (
+            f"clients make different numbers of steps and {algorithm.update.name} does not normalise them: "
+            "the run goes to another objective than the theorem's; --recast gives the bound for it as it is."
+        )
+    if unmet := [condition.statement for condition in result.conditions[:-1] if condition.holds is False]:
+        yield f"the bound is not established for this run: it is without {', '.join(unmet)}."
+    if env.sampled is not None or any(client.reliability < 1 for client in env.clients):
+        yield "clients may be absent in this environment; the theorem has all of them in every round."
+    if algorithm.server.name != "plain":
+        yield f"the server is {algorithm.server.name}; the theorem is about plain averaging."
+    missing = [name for name, value in vars(result.constants).items() if value is None]
+    if missing:
+        options = ", ".join(f"--{name}" for name in missing)
+        yield f"what is left open (–) needs constants that were not given: {options}."
+
+
+def _table(title: str, *columns: str, left: int = 1) -> "Table":
+    """The first `left` columns hold words, the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position < left else "right")
+    return table
+
+
+def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Table":
+    shown = sorted(sorted(range(len(keys)), key=lambda k: -result.variances[k])[:most])
+    hidden = len(keys) - len(shown)
+    table = _table(
+        "variance of the weights over the rounds" + (f" ({hidden} steadier clients not shown)" if hidden else ""),
+        "client",
+        "mean weight θ_k",
+        "variance V_k",
+    )
+    for k in shown:
+        table.add_row(keys[k], _number(result.objective[k]), _number(result.variances[k]))
+    table.add_row("mean over clients", "", _number(result.mean_variance), end_section=True)
+    table.add_row("1/√T", "", _number(result.variance_scale))
+    return table
+
+
+def _quantities(result: "Theory") -> "Table":
+    table = _table("quantities of the theorem", "symbol", "what it is", "value", "as published", left=2)
+    low, high = min(result.effective_steps), max(result.effective_steps)
+    span = _number(low) if low == high else f"{_number(low)} … {_number(high)}"
+    rows = (
+        ("T, K", "rounds, clients", f"{result.rounds}, {result.clients}", ""),
+        ("η", "local learning rate", _number(result.lr), ""),
+        ("√(K/(τ̃T))", "learning rate of the stated rate", _number(result.rate_lr), ""),
+        ("τ̃", "mean local steps", _number(result.mean_steps), ""),
+        ("τ_eff", "effective steps", span, ""),
+        ("Ã", "noise", _number(result.a_tilde), _number(result.a_tilde_published)),
+        ("B̃", "local noise", _number(result.b_tilde), f"<= {_number(max(result.b_tilde_published))}"),
+        ("C̃", "drift", _number(result.c_tilde), ""),
+        ("D/L²", "largest drift", _number(result.d_per_l2), ""),
+        ("D", "", _number(result.d), ""),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _conditions(result: "Theory") -> "Table":
+    table = _table("conditions of the derivation", "condition", "left", "right", "holds")
+    words = {True: "yes", False: "no", None: "–"}
+    for condition in result.conditions:
+        table.add_row(condition.statement, _number(condition.left), _number(condition.right), words[condition.holds])
+    return table
+
+
+def _terms(result: "Theory") -> "Table":
+    table = _table("bound on the mean of ‖∇f‖² over the rounds", "term", "formula", "value", "as published", left=2)
+    formulas = {
+        "start": "4 (f(w0) − f_inf)/(T τ_eff η)",
+        "noise": "4 η L σ² Ã/K",
+        "local_noise": "10 η² L² σ² B̃",
+        "dissimilarity": "20 η² L² κ² C̃",
+        "varying_weights": "4 · 2^K (σ² + G²) Σ V_k",
+    }
+    for name, formula in formulas.items():
+        table.add_row(
+            name.replace("_", " "),
+            formula,
+            _number(getattr(result.bound, name)),
+            _number(getattr(result.published_bound, name)),
+            end_section=name == "varying_weights",
+        )
+    table.add_row("sum", "", _number(result.bound.total), _number(result.published_bound.total))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
