@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedunfold.errors import InputError
-from fedunfold.server import ServerOptimizer, ServerState, adagrad, adam, plain, yogi
+from fedunfold.server import ServerOptimizer, ServerState, adagrad, adam, momentum, plain, yogi
 
 ADAPTIVE = [adam(0.3), yogi(0.3), adagrad(0.3)]
 ALL = [plain(), *ADAPTIVE]
@@ -150,7 +150,7 @@ def test_coordinates_that_never_move_have_finite_derivatives(server: ServerOptim
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "sgd"}, "unknown server optimiser 'sgd'; choose one of plain, adam"),
+        ({"name": "sgd"}, "unknown server optimiser 'sgd'; choose one of plain, momentum, adam"),
         ({"name": "plain", "lr": 0.5}, "plain averaging has no learning rate"),
         ({"name": "adam", "lr": 0.0}, "adam needs 0 < lr"),
         ({"name": "adam", "lr": math.nan}, "adam needs 0 < lr"),
@@ -162,3 +162,12 @@ def test_coordinates_that_never_move_have_finite_derivatives(server: ServerOptim
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ServerOptimizer(**settings)
+
+
+def test_momentum_by_hand() -> None:
+    """m: 1 → 0.5·1 + 2 = 2.5;  w: 0 → 1 → 3.5."""
+    optimizer = momentum(0.5)
+    w, state = torch.zeros(1), optimizer.initial_state(torch.zeros(1))
+    w, state = optimizer.step(w, torch.tensor([1.0]), state)
+    w, state = optimizer.step(w, torch.tensor([2.0]), state)
+    assert (w.item(), state[0].item()) == (3.5, 2.5)

@@ -26,19 +26,21 @@ if TYPE_CHECKING:
     from fedunfold.experiments.comparing import Watcher as Watcher
     from fedunfold.experiments.comparing import compare as compare
     from fedunfold.experiments.comparing import run as run
+    from fedunfold.experiments.comparing import trained_module as trained_module
     from fedunfold.experiments.learning import learn_weights as learn_weights
     from fedunfold.experiments.methods import Method as Method
     from fedunfold.experiments.methods import method as method
     from fedunfold.experiments.methods import method_names as method_names
+    from fedunfold.federation import RoundReport as RoundReport
     from fedunfold.report import figures as plot
     from fedunfold.rounds import Algorithm as Algorithm
+    from fedunfold.rounds import RunResult as RunResult
     from fedunfold.server import adagrad as adagrad
     from fedunfold.server import adam as adam
     from fedunfold.server import plain as plain
     from fedunfold.server import yogi as yogi
     from fedunfold.simulation.engine import SimulatedFederation as SimulatedFederation
     from fedunfold.unfolding.learner import Learning as Learning
-    from fedunfold.unfolding.learner import learn as learn
     from fedunfold.updates import accumulated as accumulated
     from fedunfold.updates import momentum as momentum
     from fedunfold.updates import nova as nova
@@ -56,13 +58,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "environments": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
     "errors": ("DivergenceError", "FedunfoldError", "InputError"),
-    "experiments.comparing": ("Comparison", "Watcher", "compare", "run"),
+    "experiments.comparing": ("Comparison", "Watcher", "compare", "run", "trained_module"),
     "experiments.learning": ("learn_weights",),
     "experiments.methods": ("Method", "method", "method_names"),
-    "rounds": ("Algorithm",),
+    "federation": ("RoundReport",),
+    "rounds": ("Algorithm", "RunResult"),
     "server": ("adagrad", "adam", "plain", "yogi"),
     "simulation.engine": ("SimulatedFederation",),
-    "unfolding.learner": ("Learning", "learn"),
+    "unfolding.learner": ("Learning",),
     "updates": ("accumulated", "momentum", "nova", "prox", "sgd"),
     "weighting.dr": ("dr",),
     "weighting.fedadp": ("fedadp",),

@@ -33,45 +33,36 @@ def check_absent(absent: str) -> Absent:
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """A client's last update and the round it comes from."""
-
-    update: Tensor
-    round: int
-
-
-@dataclass(frozen=True)
 class Contributions:
-    """Who enters a round's direction, with what: client k's update of round `rounds[k]`.
+    """Who enters a round's direction, with what: `clients[n]` are indices into the K clients.
 
-    `clients[n]` are indices into the K clients, `updates[n, d]` their m_k.
+    Under `remember` the updates stay with the memory and are put side by side only when asked for, so that
+    keeping a contribution for later costs no second copy.
     """
 
     clients: Tensor
-    updates: Tensor
-    rounds: tuple[int, ...]
-    memory: Mapping[int, Remembered] = field(default_factory=dict)
+    fresh: Tensor
+    memory: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def updates(self) -> Tensor:
+        """m_k, [n, d]."""
+        return torch.stack(list(self.memory.values())) if self.memory else self.fresh
 
     def direction(self, coefficients: Tensor) -> Tensor:
         """u = Σ_k α_k m_k, α being [K]."""
-        chosen = coefficients[self.clients].to(self.updates.device, self.updates.dtype)
-        return chosen @ self.updates
+        chosen = coefficients[self.clients].to(self.fresh.device, self.fresh.dtype)
+        return chosen @ self.updates()
 
 
-def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Remembered]) -> Contributions:
+def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Tensor]) -> Contributions:
     """The table's m_k. `memory` is the server's, and comes back with this round's updates in it."""
     present = torch.nonzero(report.present).flatten()
     if absent != "remember":
-        return Contributions(present, report.updates, (report.round,) * len(present))
-    fresh = {int(k): Remembered(update, report.round) for k, update in zip(present, report.updates, strict=True)}
-    memory = dict(sorted({**memory, **fresh}.items()))
-    updates = [entry.update for entry in memory.values()]
-    return Contributions(
-        torch.tensor(list(memory), dtype=torch.long),
-        torch.stack(updates) if updates else report.updates,
-        tuple(entry.round for entry in memory.values()),
-        memory,
-    )
+        return Contributions(present, report.updates)
+    # Rows of their own: a view would keep all updates of its round alive.
+    latest = {int(k): update.clone() for k, update in zip(present, report.updates, strict=True)}
+    memory = dict(sorted({**memory, **latest}.items()))
+    return Contributions(torch.tensor(list(memory), dtype=torch.long), report.updates, memory)
 
 
 def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:

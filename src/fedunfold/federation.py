@@ -70,11 +70,6 @@ class RoundReport:
     outer_loss: float = 0.0
     outer_gradient: Tensor | None = None
 
-    @property
-    def shares(self) -> Tensor:
-        """N_k/N over all clients."""
-        return self.sizes / self.sizes.sum()
-
 
 @dataclass(frozen=True)
 class OuterReport:

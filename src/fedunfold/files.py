@@ -23,4 +23,4 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"cannot write {path}: {reason}; choose another folder with --out.") from error
+        raise InputError(f"cannot write {path}: {reason}; choose a folder you can write to.") from error

@@ -9,7 +9,6 @@ from torch import Tensor
 from fedunfold.aggregation import (
     Absent,
     Contributions,
-    Remembered,
     check_absent,
     coefficients,
     contributions,
@@ -32,6 +31,10 @@ class Algorithm:
     absent_loss: AbsentLoss = "evaluate"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.update, LocalUpdate):
+            raise InputError(f"an algorithm's update is one such as sgd() or prox(0.01), not {self.update!r}.")
+        if not isinstance(self.server, ServerOptimizer):
+            raise InputError(f"an algorithm's server is one such as plain() or adam(), not {self.server!r}.")
         check_absent(self.absent)
         if self.absent_loss not in ("evaluate", "skip"):
             raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
@@ -43,7 +46,7 @@ class Server:
 
     model: Tensor
     moments: tuple[Tensor, ...]
-    memory: Mapping[int, Remembered] = field(default_factory=dict)
+    memory: Mapping[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def start(cls, model: Tensor, algorithm: Algorithm) -> "Server":

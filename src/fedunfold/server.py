@@ -5,6 +5,7 @@ With the direction u = Σ_k Θ_k (w_k − w^(t)), the negative of Reddi et al.'s
 | name    | m                   | v                                | w^(t+1)            |
 |---------|---------------------|----------------------------------|--------------------|
 | plain   |                     |                                  | w + u              |
+| momentum| β₁ m + u            |                                  | w + η m            |
 | adam    | β₁ m + (1−β₁) u     | β₂ v + (1−β₂) u²                 | w + η m / (√v + τ) |
 | yogi    | β₁ m + (1−β₁) u     | v − (1−β₂) u² sign(v − u²)       | w + η m / (√v + τ) |
 | adagrad | β₁ m + (1−β₁) u     | v + u²                           | w + η m / (√v + τ) |
@@ -14,7 +15,8 @@ from m = 0 and v = τ², without bias correction. η here is the server's learni
 A step is a pure function of (w, u, state), so that a run can be walked backwards through it: `vjp` carries
 dL/d(w^(t+1), new state) to dL/d(w^(t), u, state).
 
-Reference: Reddi et al. 2021, Adaptive Federated Optimization, Algorithm 2.
+Reference: Reddi et al. 2021, Adaptive Federated Optimization, Algorithm 2; for momentum (FedAvgM) Hsu et al.
+2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification.
 """
 
 import math
@@ -26,13 +28,13 @@ from torch import Tensor
 
 from fedunfold.errors import InputError
 
-ServerName = Literal["plain", "adam", "yogi", "adagrad"]
+ServerName = Literal["plain", "momentum", "adam", "yogi", "adagrad"]
 ServerState = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A row of the table above. The state is () for plain and (m, v) for the others."""
+    """A row of the table above. The state is () for plain, (m,) for momentum and (m, v) for the others."""
 
     name: ServerName
     lr: float = 1.0
@@ -61,12 +63,17 @@ class ServerOptimizer:
         """The state before the first round: m = 0 and v = τ²."""
         if self.name == "plain":
             return ()
+        if self.name == "momentum":
+            return (torch.zeros_like(model),)
         return torch.zeros_like(model), torch.full_like(model, self.tau**2)
 
     def step(self, model: Tensor, direction: Tensor, state: ServerState) -> tuple[Tensor, ServerState]:
         """(w^(t), u, state) -> (w^(t+1), new state); nothing is changed in place."""
         if self.name == "plain":
             return model + direction, ()
+        if self.name == "momentum":
+            m = self.beta1 * state[0] + direction
+            return model + self.lr * m, (m,)
         m, v = state
         m = self.beta1 * m + (1 - self.beta1) * direction
         squared = direction.square()
@@ -101,6 +108,11 @@ class ServerOptimizer:
 def plain() -> ServerOptimizer:
     """Plain averaging: w^(t+1) = w^(t) + u, which is Σ_k Θ_k w_k."""
     return ServerOptimizer("plain")
+
+
+def momentum(beta: float = 0.9, *, lr: float = 1.0) -> ServerOptimizer:
+    """FedAvgM: the direction is averaged over the rounds, which smooths what absences and skew add to it."""
+    return ServerOptimizer("momentum", lr, beta1=beta)
 
 
 def adam(lr: float = 0.01, *, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:

@@ -60,6 +60,8 @@ def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
         (("--server", "adam:lr=0"), ("lr",)),
         (("--device", "cuda:99"), ("cuda:99",)),
         (("--weights", "w.safetensors", "--rule", "dr"), ("--rule or --weights",)),
+        (("--weights", "w.safetensors", "--method", "fedavg"), ("--method or --weights",)),
+        (("--map",), ("--map", "--weights")),
     ],
 )
 def test_parts_that_cannot_be(
@@ -120,19 +122,19 @@ def test_folder_that_cannot_be_written(fedunfold: Command, two_sites: Federation
 
 def test_read_only_folder(fedunfold: Command, two_sites: Federation) -> None:
     env = two_sites()
-    for command in (
-        "learn",
-        "run",
-        "compare",
-    ):  # once, while everything may be read
+    for command in ("learn", "run", "compare"):  # once, while everything may be read
         assert fedunfold(command, env, "--out", f"loaded-{command}").code == 0
+    assert fedunfold("env", "show", "digits-flaky").code == 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "kept"
         folder.mkdir(mode=0o555)
+        closed = Path(name) / "closed"
+        closed.mkdir(mode=0o444)
         folder.parent.chmod(0o755)
         with nobody():
             for command in ("learn", "run", "compare"):
                 refused(fedunfold(command, "digits-flaky", "--out", folder), "--out", "Permission denied")
+                refused(fedunfold(command, "digits-flaky", "--out", closed / "below"), "--out", "Permission denied")
         assert not list(folder.iterdir())
 
 
@@ -150,7 +152,7 @@ def nobody() -> Iterator[None]:
 
 
 def test_momentum_cannot_be_learned_through(fedunfold: Command, two_sites: Federation) -> None:
-    refused(fedunfold("compare", two_sites(), "--methods", "duw-fedavgm"), "momentum")
+    refused(fedunfold("compare", two_sites(), "--methods", "duw-fedavg", "--update", "momentum"), "momentum")
 
 
 def test_wrong_flag(fedunfold: Command) -> None:
@@ -160,6 +162,9 @@ def test_wrong_flag(fedunfold: Command) -> None:
 
 
 def test_nothing_is_left_behind(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    fedunfold("learn", two_sites(lr=1e38), "--out", out)
-    assert {file.name for file in out.iterdir()} <= {"settings.json", "environment.toml"}
+    env = two_sites(lr=1e38)
+    for command in ("learn", "run", "compare"):
+        fedunfold(command, env, "--out", tmp_path / "out")
+        fedunfold(command, env)
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "runs").iterdir())

@@ -1,24 +1,15 @@
 """What a newcomer types, and what comes back."""
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedunfold import __version__
-from fedunfold.cli.console import ProgressWatcher
 from fedunfold.environments import bundled
 from fedunfold.weighting.learned import LearnedWeights
 from tests.cli.conftest import Command
-
-
-def test_help_shows_an_example_for_every_command(fedunfold: Command) -> None:
-    for command in ("demo", "learn", "run", "compare"):
-        assert "Example: fedunfold" in fedunfold(command, "--help").out
-    for command in ("list", "show", "check"):
-        assert "Example: fedunfold" in fedunfold("env", command, "--help").out
 
 
 def test_version(fedunfold: Command) -> None:
@@ -47,7 +38,7 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
         file.name for file in out.iterdir()
     }
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["outer_loss"] for line in lines] == learned["outer_loss"]
+    assert lines == [{"iteration": m, "outer_loss": loss} for m, loss in enumerate(learned["outer_loss"])]
 
     weights = out / "weights.safetensors"
     ran = fedunfold("run", env, "--weights", weights, "--format", "json", "--out", tmp_path / "run").json
@@ -55,9 +46,10 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
     compared = fedunfold("compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json").json
+    assert set(compared) == {"environment", "trials", "methods"}
     assert compared["environment"] == "two-sites"
     assert compared["trials"] == 2
-    assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "weights"]
+    assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]
     for entry in compared["methods"]:
         assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "rounds"}
         assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
@@ -121,6 +113,22 @@ def test_weights_are_mapped_on_request(fedunfold: Command, two_sites: Callable[.
     assert rows[2] == rows[3] == rows[4]
 
 
+def test_weights_of_two_runs_in_one_comparison(
+    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = two_sites()
+    for name, iterations in (("a", 1), ("b", 2)):
+        fedunfold("learn", env, "--out", name, "--iterations", iterations)
+    (tmp_path / "b" / "weights.safetensors").rename(tmp_path / "b" / "other.safetensors")
+    given = ("--methods", "a/weights.safetensors,b/other.safetensors", "--trials", 1, "--format", "json")
+    assert [entry["method"] for entry in fedunfold("compare", env, *given).json["methods"]] == ["a", "other"]
+    (tmp_path / "b" / "other.safetensors").rename(tmp_path / "b" / "weights.safetensors")
+    given = ("--methods", "a/weights.safetensors,b/weights.safetensors", "--trials", 1, "--format", "json")
+    assert [entry["method"] for entry in fedunfold("compare", env, *given).json["methods"]] == ["a", "b"]
+    monkeypatch.chdir(tmp_path / "a")
+    assert fedunfold("run", env, "--weights", "weights.safetensors", "--format", "json").json["method"] == "a"
+
+
 def test_same_seed_same_bytes(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
     env = two_sites(reliability=0.6)
     for name, seed in (("one", 7), ("two", 7), ("three", 8)):
@@ -136,49 +144,3 @@ def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
     shown = fedunfold("learn", two_sites(), "--iterations", 2, "--format", "json")
     assert shown.json["iterations"] == 2
     assert shown.err == ""
-
-
-def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
-    report = ProgressWatcher.learning
-
-    def reported(self: ProgressWatcher, method: str, so_far: LearnedWeights, total: int) -> None:
-        report(self, method, so_far, total)
-        if len(so_far.losses) == iterations:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(ProgressWatcher, "learning", reported)
-
-
-def test_interrupted_learning_keeps_what_was_learned(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(3, monkeypatch)
-    stopped = fedunfold("learn", two_sites(), "--iterations", 50, "--out", tmp_path / "cut")
-    assert stopped.code == 130
-    assert stopped.err == "stopped after 3 of 50 outer iterations; what was learned is saved.\n"
-    assert len(LearnedWeights.load(tmp_path / "cut" / "weights.safetensors").losses) == 3
-
-
-def test_interrupted_comparison_keeps_finished_methods(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(2, monkeypatch)
-    out = tmp_path / "cut"
-    stopped = fedunfold("compare", two_sites(), "--trials", 2, "--out", out, "--format", "json")
-    assert stopped.code == 130
-    assert [entry["method"] for entry in stopped.json["methods"]] == ["fedavg"]
-    assert len(LearnedWeights.load(out / "duw-fedavg.safetensors").losses) == 2
-
-
-def test_interrupted_before_anything_was_learned(
-    fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedunfold.unfolding.learner.unfold", interrupted)
-    stopped = fedunfold("learn", two_sites(), "--out", tmp_path / "cut")
-    assert stopped.code == 130
-    assert "nothing was saved" in stopped.err
-    assert not list((tmp_path / "cut").glob("*.safetensors"))

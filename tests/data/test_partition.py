@@ -171,3 +171,24 @@ def test_impossible_divisions_are_named_in_one_line(act, named: str) -> None:  #
     with pytest.raises(InputError, match=re.escape(named)) as caught:
         act(np.repeat([0, 1], 5), np.random.default_rng(0))
     assert "\n" not in str(caught.value)
+
+
+def test_shares_split_a_class_in_proportion() -> None:
+    y = np.repeat([0, 1, 2], [12, 10, 5])
+    parts = partition.by_shares(y, [[(0, 2), (1, 1)], [(0, 1)], [(1, 999), (0, 0.001)]], np.random.default_rng(0))
+    counts = [np.bincount(y[part], minlength=3).tolist() for part in parts]
+    assert counts == [[8, 1, 0], [3, 0, 0], [1, 9, 0]]  # nobody listed class 2
+    assert len(np.unique(np.concatenate(parts))) == 22
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([[(0, 1)], []], "Client 1 lists no class"),
+        ([[(0, 1), (0, 2)]], "Client 0 lists class 0 twice"),
+        ([[(1, 1)], [(1, 1)], [(1, 1)]], "Class 1 has 2 samples for 3 clients"),
+    ],
+)
+def test_shares_that_cannot_be(shares: list[list[tuple[int, float]]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        partition.by_shares(np.array([0, 0, 1, 1]), shares, np.random.default_rng(0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedunfold.errors import InputError
 from fedunfold.experiments.comparing import Comparison, MethodResult
 from fedunfold.federation import Evaluation
 from fedunfold.report import figures
@@ -63,9 +64,36 @@ def test_many_clients_need_no_legend() -> None:
     assert axes.get_legend() is None
 
 
+def test_methods_with_different_numbers_of_trials() -> None:
+    stopped = Comparison(
+        "two-sites", 2, (MethodResult("a", (result(0.5), result(0.6))), MethodResult("b", (result(0.7),)))
+    )
+    assert figures.accuracy(stopped).axes[0].get_title(loc="left").endswith("mean ± sd of 1 to 2 trials")
+
+
+@pytest.mark.parametrize(("given", "written"), [("loss", "loss.png"), ("loss.PDF", "loss.PDF"), ("a/b.svg", "a/b.svg")])
+def test_the_name_says_the_format(tmp_path: Path, given: str, written: str) -> None:
+    figures.save(figures.outer_loss(learned(2)), tmp_path / given)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / written]
+
+
+def test_unknown_format(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"loss\.docx.*\.png") as caught:
+        figures.save(figures.outer_loss(learned(2)), tmp_path / "new" / "loss.docx")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_outer_loss_and_saving(tmp_path: Path) -> None:
     figure = figures.outer_loss(learned(2))
     assert np.asarray(figure.axes[0].lines[0].get_ydata()).tolist() == [3.0, 2.0]
     figures.save(figure, tmp_path / "loss.png")
     with Image.open(tmp_path / "loss.png") as image:
         assert image.width > 800
+
+
+def test_a_place_that_cannot_be_written_is_told_without_options_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="choose a folder you can write to") as caught:
+        figures.save(figures.outer_loss(learned(2)), tmp_path / "file" / "loss.png")
+    assert "--out" not in str(caught.value)

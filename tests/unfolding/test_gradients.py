@@ -1,17 +1,19 @@
 """Both adjoints in float64 against autograd through the fully unrolled run."""
 
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedunfold.aggregation import Absent
 from fedunfold.environments import Environment
 from fedunfold.losses import OuterLoss
 from fedunfold.models import model_factory
 from fedunfold.rounds import Algorithm
-from fedunfold.server import adam, plain
+from fedunfold.server import adam, momentum, plain
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.simulation.engine import ModelFactory
 from fedunfold.simulation.schedule import Draw
@@ -161,6 +163,14 @@ def test_both_kernels_agree() -> None:
         found.append(unfold(federation, theta, algorithm, OuterLoss("balanced"), "exact", run=RUN, model=start))
     torch.testing.assert_close(found[0].gradient, found[1].gradient, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found[0].model, found[1].model, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_through_the_servers_momentum(absent: Absent) -> None:
+    env = federation_of((5,), "some")
+    algorithm = Algorithm(server=momentum(0.7, lr=0.8), absent=absent)
+    for adjoint in get_args(AdjointKind):
+        assert relative_error(env, mlp(env), algorithm, "path", adjoint) <= TOLERANCE
 
 
 def test_client_sampling_counts_as_absence() -> None:

@@ -124,6 +124,9 @@ class Unrolled:
         s = self.algorithm.server
         if s.name == "plain":
             return w + u, m, v
+        if s.name == "momentum":
+            m = s.beta1 * m + u
+            return w + s.lr * m, m, v
         m = s.beta1 * m + (1 - s.beta1) * u
         v = s.beta2 * v + (1 - s.beta2) * u**2
         return w + s.lr * m / (v.sqrt() + s.tau), m, v

@@ -1,31 +1,46 @@
 """The commands. What they need is imported when they run, so that `--help` answers at once."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
+from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
 from fedunfold.cli.data import app as data
 from fedunfold.cli.environments import app as environments
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.cli.theory import theory
-from fedunfold.errors import FedunfoldError
+from fedunfold.errors import FedunfoldError, InputError
 from fedunfold.version import VERSION
 
 if TYPE_CHECKING:
     from fedunfold.environments import Environment
     from fedunfold.experiments.methods import Method
+    from fedunfold.report.run_folder import RunFolder
     from fedunfold.unfolding import Learning
 
-INTERRUPTED = 130
+DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without being asked
+
+
+class Commands(TyperGroup):
+    """Leaves Ctrl-C to `main`; typer would exit without a word."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped from None
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Learn how much each client should count in each round of federated learning.",
 )
@@ -33,15 +48,6 @@ app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.command(epilog="Example: fedunfold theory runs/demo")(theory)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what the user can mend is told in one line, with exit code 2."""
-    try:
-        app(args=arguments)
-    except FedunfoldError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
 
 
 def _version(asked: bool) -> None:
@@ -61,17 +67,21 @@ def _root(
 
 @app.command(epilog="Example: fedunfold demo")
 def demo(
-    out: opt.Out = None,
-    format: opt.FormatOption = opt.Format.text,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the results.")] = DEMO,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
 ) -> None:
     """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures."""
+    from fedunfold.report.run_folder import RunFolder
+
     _compare(
+        "demo",
         _environment("digits-label-skew", seed, None),
         ["fedavg", "dr-fedavg", "duw-fedavg"],
+        RunFolder(out, overwrite=overwrite or out == DEMO),
         trials=5,
-        out=out,
         format=format,
         device=device,
         show_weights=True,
@@ -82,22 +92,23 @@ def demo(
 def learn(
     env: opt.Env,
     out: opt.Out = None,
-    format: opt.FormatOption = opt.Format.text,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     update: opt.Update = None,
     server: opt.Server = None,
-    absent: opt.AbsentOption = None,
-    adjoint: opt.AdjointOption = opt.Adjoint.first_order,
-    outer: opt.OuterOption = opt.Outer.path,
-    absent_loss: opt.AbsentLossOption = opt.AbsentLoss.evaluate,
-    schedule: opt.ScheduleOption = opt.Schedule.fast,
+    absent: opt.Absent = None,
+    adjoint: opt.Adjoint = "first_order",
+    outer: opt.Outer = "path",
+    absent_loss: opt.AbsentLoss = "evaluate",
+    schedule: opt.Schedule = "fast",
     iterations: opt.Iterations = None,
     outer_lr: opt.OuterLr = None,
-    initial_model: opt.InitialModelOption = opt.InitialModel.fixed,
+    initial_model: opt.InitialModel = "fixed",
     fraction: opt.Fraction = 1.0,
     device: opt.Device = "cpu",
-    dtype: opt.PrecisionOption = opt.Precision.float32,
+    dtype: opt.Precision = "float32",
 ) -> None:
     """Learn aggregation weights for an environment, and save them."""
     from dataclasses import replace
@@ -107,16 +118,15 @@ def learn(
     from fedunfold.cli import console
     from fedunfold.experiments.learning import learn_weights
     from fedunfold.experiments.methods import changed, method
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.report.run_folder import of_learning
 
     environment = _environment(env, seed, rounds)
     learning = _learning(schedule, iterations, outer_lr, adjoint, outer, initial_model)
     algorithm = changed(method("fedavg"), update=update, server=server, absent=absent).algorithm
-    algorithm = replace(algorithm, absent_loss=absent_loss.value)
-    folder = RunFolder(out or Path("runs") / f"learn-{environment.name}")
-    folder.settings("learn", environment, algorithm=algorithm, learning=learning, fraction=fraction)
+    algorithm = replace(algorithm, absent_loss=absent_loss)
+    folder = _folder("learn", environment, out, overwrite)
     interrupted = False
-    with console.ProgressWatcher() as watcher:
+    with folder, console.ProgressWatcher() as watcher:
         try:
             learned = learn_weights(
                 environment,
@@ -124,16 +134,18 @@ def learn(
                 learning=learning,
                 fraction=fraction,
                 device=device,
-                dtype=getattr(torch, dtype.value),
+                dtype=getattr(torch, dtype),
                 on_iteration=lambda so_far: watcher.learning("learn", so_far, learning.iterations),
             )
         except KeyboardInterrupt:
             if "learn" not in watcher.learned:
-                _stop("stopped before the first outer iteration; nothing was saved.")
+                raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
             learned, interrupted = watcher.learned["learn"], True
-    file = folder.learned(learned)
-    done = len(learned.losses)
-    if format is opt.Format.json:
+    folder.write(
+        *("learn", environment, of_learning(learned)), algorithm=algorithm, learning=learning, fraction=fraction
+    )
+    file, done = folder.path / "weights.safetensors", len(learned.losses)
+    if format == "json":
         console.print_json(
             {
                 "environment": environment.name,
@@ -141,23 +153,23 @@ def learn(
                 "iterations": done,
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),
+                "folder": str(folder.path),
                 "file": str(file),
             }
         )
     else:
         console.out.print(console.weights_table(learned))
-        console.out.print(
-            f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}",
-            soft_wrap=True,
-        )
+        console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
     if interrupted:
-        _stop(f"stopped after {done} of {learning.iterations} outer iterations; what was learned is saved.")
+        raise Stopped(f"stopped after {done} of {learning.iterations} outer iterations; what was learned is saved.")
 
 
 @app.command(epilog="Example: fedunfold run digits-label-skew --rule dr:q=1 --absent drop")
 def run(
     env: opt.Env,
-    method: Annotated[str, typer.Option("--method", help="A method's name, such as fednova.")] = "fedavg",
+    method: Annotated[
+        str | None, typer.Option("--method", help="A method's name, such as fednova; fedavg where nothing is said.")
+    ] = None,
     rule: opt.Rule = None,
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="FILE", help="Learned weights (.safetensors).")
@@ -167,43 +179,48 @@ def run(
     ] = False,
     update: opt.Update = None,
     server: opt.Server = None,
-    absent: opt.AbsentOption = None,
+    absent: opt.Absent = None,
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     out: opt.Out = None,
-    format: opt.FormatOption = opt.Format.text,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
-    dtype: opt.PrecisionOption = opt.Precision.float32,
+    dtype: opt.Precision = "float32",
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
+    from contextlib import nullcontext
+
     import torch
 
     from fedunfold.cli import console
-    from fedunfold.errors import InputError
     from fedunfold.experiments import comparing, methods
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.report.run_folder import RunFolder, of_run
 
+    if mapped and weights is None:
+        raise InputError("--map is about learned weights; name their file with --weights.")
+    for option, given in (("--rule", rule), ("--method", method)):
+        if weights is not None and given is not None:
+            raise InputError(f"give {option} or --weights, not both.")
     environment = _environment(env, seed, rounds)
-    if weights is not None and rule is not None:
-        raise InputError("give --rule or --weights, not both.")
-    chosen = methods.method(method) if weights is None else _from_file(weights, environment, mapped)
+    chosen = methods.method(method or "fedavg") if weights is None else _from_file(weights, environment, mapped)
     chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
-    folder = None if out is None else RunFolder(out)
-    with console.progress() as bars:
+    folder = None if out is None else RunFolder(out, overwrite=overwrite)
+    with folder or nullcontext(), console.progress() as bars:
         task = bars.add_task(chosen.name, total=environment.rounds, note="")
         result = comparing.run(
             environment,
             chosen,
             trial=trial,
             device=device,
-            dtype=getattr(torch, dtype.value),
+            dtype=getattr(torch, dtype),
             on_round=lambda _, seen: bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %"),
         )
     if folder is not None:
-        folder.settings("run", environment, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-        folder.run(chosen.name, result)
-    if format is opt.Format.json:
+        files = of_run(environment, chosen.name, result)
+        folder.write("run", environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+    if format == "json":
         console.print_json(
             {
                 "environment": environment.name,
@@ -217,6 +234,8 @@ def run(
         return
     for t, evaluation in enumerate(result.evaluations):
         console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
+    if folder is not None:
+        console.say(f"records and the trained model are in {folder.path}")
 
 
 @app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,duw-fedavg --trials 5")
@@ -229,43 +248,48 @@ def compare(
     trials: opt.Trials = 5,
     update: opt.Update = None,
     server: opt.Server = None,
-    absent: opt.AbsentOption = None,
-    adjoint: opt.AdjointOption = opt.Adjoint.first_order,
-    outer: opt.OuterOption = opt.Outer.path,
-    schedule: opt.ScheduleOption = opt.Schedule.fast,
+    absent: opt.Absent = None,
+    adjoint: opt.Adjoint = "first_order",
+    outer: opt.Outer = "path",
+    schedule: opt.Schedule = "fast",
     iterations: opt.Iterations = None,
     outer_lr: opt.OuterLr = None,
-    initial_model: opt.InitialModelOption = opt.InitialModel.fixed,
+    initial_model: opt.InitialModel = "fixed",
     out: opt.Out = None,
-    format: opt.FormatOption = opt.Format.text,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
-    dtype: opt.PrecisionOption = opt.Precision.float32,
+    dtype: opt.Precision = "float32",
 ) -> None:
     """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
+    environment = _environment(env, seed, rounds)
+    learning = _learning(schedule, iterations, outer_lr, adjoint, outer, initial_model)
     _compare(
-        _environment(env, seed, rounds),
+        "compare",
+        environment,
         [name.strip() for name in methods.split(",") if name.strip()],
+        _folder("compare", environment, out, overwrite),
         trials=trials,
-        out=out,
         format=format,
         device=device,
         dtype=dtype,
         parts={"update": update, "server": server, "absent": absent},
-        learning=_learning(schedule, iterations, outer_lr, adjoint, outer, initial_model),
+        learning=learning,
     )
 
 
 def _compare(
+    command: str,
     environment: "Environment",
     names: Sequence[str],
+    folder: "RunFolder",
     *,
     trials: int,
-    out: Path | None,
     format: opt.Format,
     device: str,
-    dtype: opt.Precision = opt.Precision.float32,
+    dtype: opt.Precision = "float32",
     parts: dict[str, str | None] | None = None,
     learning: "Learning | None" = None,
     show_weights: bool = False,
@@ -275,46 +299,65 @@ def _compare(
     from fedunfold.cli import console
     from fedunfold.experiments import comparing
     from fedunfold.experiments.methods import changed, method
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.report.run_folder import of_comparison
 
-    chosen = [
-        changed(
-            _from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name),
-            **(parts or {}),
-        )
-        for name in names
-    ]
-    folder = None if out is None else RunFolder(out)
-    interrupted = False
-    with console.ProgressWatcher() as watcher:
+    ending: Stopped | FedunfoldError | None = None
+    with folder, console.ProgressWatcher() as watcher:
         try:
+            chosen = [
+                changed(
+                    _from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name),
+                    **(parts or {}),
+                )
+                for name in names
+            ]
             comparison = comparing.compare(
                 environment,
                 chosen,
                 trials=trials,
                 learning=learning,
                 device=device,
-                dtype=getattr(torch, dtype.value),
+                dtype=getattr(torch, dtype),
                 watcher=watcher,
             )
         except KeyboardInterrupt:
-            comparison, interrupted = watcher.so_far(environment.name), True
-    if folder is not None:
-        folder.settings("compare", environment, methods=names, trials=trials, learning=learning, parts=parts)
-        folder.comparison(comparison)
-        for name, learned in watcher.learned.items() if interrupted else ():
-            folder.weights(name, learned)
-    if format is opt.Format.json:
+            comparison = watcher.so_far(environment.name)
+            if comparison.methods:
+                ending = Stopped(f"stopped; what was finished is shown and kept in {folder.path}.")
+            elif watcher.learned:
+                ending = Stopped(f"stopped before the first trial ended; weights so far are kept in {folder.path}.")
+            else:
+                raise Stopped("stopped before the first trial ended; nothing was saved.") from None
+        except FedunfoldError as error:
+            # A method that failed in a later trial is left out: its mean would be over the lucky ones.
+            comparison, ending = watcher.so_far(environment.name, at_least=trials), error
+            if not comparison.methods:
+                raise
+    # Shown before it is written: a disk that is full by now must not take the table along.
+    if comparison.methods and format == "json":
         console.print_json(comparison.as_json())
-    else:
+    elif comparison.methods:
         console.out.print(console.comparison_table(comparison))
         for result in comparison.methods if show_weights else ():
             if result.learned is not None:
                 console.out.print(console.weights_table(result.learned))
-        if folder is not None:
-            console.out.print(f"records and figures are in {folder.path}", soft_wrap=True)
-    if interrupted:
-        _stop("stopped; what was finished is shown" + (f" and kept in {folder.path}." if folder else "."))
+    unfinished = {} if isinstance(ending, FedunfoldError) else watcher.learned
+    files = of_comparison(comparison, unfinished)
+    folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+    if format == "text":
+        console.say(f"records and figures are in {folder.path}")
+    if ending is not None:
+        raise ending
+
+
+def _folder(command: str, environment: "Environment", out: Path | None, overwrite: bool) -> "RunFolder":
+    """Where a run is kept: the folder asked for, or one of runs/ that is not taken."""
+    from fedunfold.report.run_folder import RunFolder
+
+    name = f"{command}-{environment.name}"
+    if out is None and not overwrite:
+        return RunFolder.unused(name)
+    return RunFolder(out or RunFolder.named(name), overwrite=overwrite)
 
 
 def _environment(name: str, seed: int | None, rounds: int | None) -> "Environment":
@@ -335,13 +378,13 @@ def _learning(
 ) -> "Learning":
     from fedunfold.unfolding import SCHEDULES, Learning
 
-    scheduled_iterations, scheduled_lr = SCHEDULES[schedule.value]
+    scheduled_iterations, scheduled_lr = SCHEDULES[schedule]
     return Learning(
         iterations=scheduled_iterations if iterations is None else iterations,
         lr=scheduled_lr if lr is None else lr,
-        adjoint=adjoint.value,
-        outer=outer.value,
-        initial_model=initial_model.value,
+        adjoint=adjoint,
+        outer=outer,
+        initial_model=initial_model,
     )
 
 
@@ -353,9 +396,5 @@ def _from_file(path: Path, environment: "Environment", mapped: bool) -> "Method"
     data = environment.load()
     learned = LearnedWeights.load(path)
     fitting = learned.applied_to(data.keys, environment.rounds, environment.digest(data), mapped=mapped)
-    return learned_method(fitting, path.stem)
-
-
-def _stop(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-    raise typer.Exit(INTERRUPTED)
+    folder = path.resolve().parent.name  # says more than the name that `learn` gives to every file
+    return learned_method(fitting, folder if folder and path.stem == "weights" else path.stem)

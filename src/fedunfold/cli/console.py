@@ -23,6 +23,11 @@ def print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def say(text: str) -> None:
+    """One line on standard output as it is: paths are neither wrapped nor read as markup."""
+    out.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
 def progress() -> Progress:
     """Bars with the time left; nothing where standard error is not a terminal."""
     return Progress(
@@ -63,10 +68,14 @@ class ProgressWatcher(Watcher, AbstractContextManager["ProgressWatcher"]):
         self.runs.setdefault(method, []).append(result)
         self._show(f"{method}: trials", trial + 1, trials, f"{100 * result.accuracies[-1]:.1f} %")
 
-    def so_far(self, environment: str) -> Comparison:
-        """The methods with at least one finished trial."""
-        results = tuple(MethodResult(name, tuple(runs), self.learned.get(name)) for name, runs in self.runs.items())
-        return Comparison(environment, max((len(runs) for runs in self.runs.values()), default=0), results)
+    def so_far(self, environment: str, at_least: int = 1) -> Comparison:
+        """The methods with at least so many finished trials."""
+        results = tuple(
+            MethodResult(name, tuple(runs), self.learned.get(name))
+            for name, runs in self.runs.items()
+            if len(runs) >= at_least
+        )
+        return Comparison(environment, max((len(result.trials) for result in results), default=0), results)
 
     def _show(self, what: str, done: int, total: int, note: str) -> None:
         if what not in self._tasks:
@@ -78,13 +87,13 @@ def comparison_table(comparison: Comparison) -> Table:
     """Accuracy after the last round, and what each method gains over the first."""
     table = Table(title=f"{comparison.environment}, accuracy on the test set after the last round")
     table.add_column("method")
-    table.add_column(f"mean ± sd over {comparison.trials} (%)", justify="right")
-    table.add_column("gain", justify="right")
-    table.add_column("worst class (%)", justify="right")
+    for name in ("trials", "mean ± sd (%)", "gain", "worst class (%)"):
+        table.add_column(name, justify="right")
     for result in comparison.methods:
         gain = result.mean - comparison.methods[0].mean
         table.add_row(
             result.name,
+            str(len(result.trials)),
             f"{result.mean:.1f} ± {result.sd:.1f}",
             "" if result is comparison.methods[0] else f"{gain:+.1f}",
             f"{worst_class(result):.1f}",

@@ -1,23 +1,17 @@
 """`fedunfold data`: make the files that environments read."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
 
-INTERRUPTED = 130
 MODEL = "google/vit-base-patch16-224-in21k"  # the paper's, and extraction's default, which is slow to import
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make data files.")
-
-
-class StoredType(StrEnum):
-    float16 = "float16"
-    float32 = "float32"
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make data files.")
 
 
 @app.callback()
@@ -36,13 +30,14 @@ def features(
         typer.Option("--model", help="A vision transformer on the Hugging Face hub, or its local folder."),
     ] = MODEL,
     dtype: Annotated[
-        StoredType, typer.Option("--dtype", help="How features are stored; they are computed in float32.")
-    ] = StoredType.float16,
+        Literal["float16", "float32"],
+        typer.Option("--dtype", help="How features are stored; they are computed in float32."),
+    ] = "float16",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images computed at once.")] = 32,
     again: Annotated[
         bool, typer.Option("--again", help="Make FILE anew, and discard another run's partial results.")
     ] = False,
-    format: opt.FormatOption = opt.Format.text,
+    format: opt.Format = "text",
     device: opt.Device = "cpu",
 ) -> None:
     """Run a frozen vision transformer over images once, and store its CLS features.
@@ -68,23 +63,21 @@ def features(
                 images,
                 out,
                 model=model,
-                dtype=dtype.value,
+                dtype=dtype,
                 batch_size=batch_size,
                 device=device_of(device),
                 again=again,
                 on_progress=show,
             )
         except KeyboardInterrupt:
-            made = None
-    if made is None:
-        sys.stderr.write(f"stopped after {done_of[0]} of {done_of[1]} files; the same command goes on from there.\n")
-        raise typer.Exit(INTERRUPTED)
+            done, total = done_of
+            raise Stopped(f"stopped after {done} of {total} files; the same command goes on from there.") from None
     skipped, found = made.about.skipped, made.features
     for name, reason in skipped:
         sys.stderr.write(f"skipped {name}: {reason}\n")
     for name in made.empty_classes:
         sys.stderr.write(f"class {name} has no readable image; it keeps its number\n")
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json(
             {
                 "file": str(made.file),
@@ -99,10 +92,7 @@ def features(
             }
         )
         return
-    console.out.print(
+    console.say(
         f"{made.file}: {len(found.y)} images of {len(found.classes)} classes, "
-        f"{found.x.shape[1]} features each, {len(skipped)} skipped",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
+        f"{found.x.shape[1]} features each, {len(skipped)} skipped"
     )

@@ -1,14 +1,16 @@
 """`fedunfold env`: what federations there are, and what is in them."""
 
+from typing import Any
+
 import typer
 
 from fedunfold.cli import options as opt
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and check environments.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show and check environments.")
 
 
 @app.command("list", epilog="Example: fedunfold env list")
-def list_(format: opt.FormatOption = opt.Format.text) -> None:
+def list_(format: opt.Format = "text") -> None:
     """The environments that come with fedunfold."""
     from rich.table import Table
 
@@ -16,7 +18,7 @@ def list_(format: opt.FormatOption = opt.Format.text) -> None:
     from fedunfold.environments import bundled, environment
 
     found = [environment(name) for name in bundled()]
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json([{"name": env.name, "description": env.description} for env in found])
         return
     table = Table()
@@ -28,20 +30,20 @@ def list_(format: opt.FormatOption = opt.Format.text) -> None:
 
 
 @app.command(epilog="Example: fedunfold env show digits-flaky > mine.toml")
-def show(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
+def show(env: opt.Env, format: opt.Format = "text") -> None:
     """The environment as TOML: a start for one of your own."""
     from fedunfold.cli import console
     from fedunfold.environments import environment
 
     found = environment(env)
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json(found.model_dump(mode="json"))
     else:
         typer.echo(found.to_toml(), nl=False)
 
 
 @app.command(epilog="Example: fedunfold env check mine.toml")
-def check(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
+def check(env: opt.Env, format: opt.Format = "text") -> None:
     """Load an environment's data and show who holds what; an error says what to mend."""
     from fedunfold.cli import console
     from fedunfold.environments import environment
@@ -49,7 +51,7 @@ def check(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
     found = environment(env)
     data = found.load()
     total = sum(data.sizes)
-    clients = [
+    clients: list[dict[str, Any]] = [
         {
             "key": client.key,
             "samples": size,
@@ -59,26 +61,25 @@ def check(env: opt.Env, format: opt.FormatOption = opt.Format.text) -> None:
         }
         for client, size, counts in zip(found.clients, data.sizes, data.label_counts, strict=True)
     ]
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json({"environment": found.name, "test_samples": len(data.y_test), "clients": clients})
         return
     console.out.print(
         console.clients_table(
             (
-                client.key,
-                str(size),
-                f"{100 * size / total:.1f} %",
-                _labels(counts.tolist()),
-                str(client.epochs),
-                f"{client.reliability:g}",
+                client["key"],
+                str(client["samples"]),
+                f"{100 * client['samples'] / total:.1f} %",
+                _labels(client["label_counts"]),
+                str(client["epochs"]),
+                f"{client['reliability']:g}",
             )
-            for client, size, counts in zip(found.clients, data.sizes, data.label_counts, strict=True)
+            for client in clients
         )
     )
-    console.out.print(
+    console.say(
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
-        f"{data.classes} classes, {found.rounds} rounds; ready.",
-        soft_wrap=True,
+        f"{data.classes} classes, {found.rounds} rounds; ready."
     )
 
 

@@ -1,29 +1,23 @@
 """`fedunfold reproduce`: the paper's experiments."""
 
 import shlex
-import sys
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
 
 
-class Experiments(StrEnum):
-    mnist = "mnist"
-    rate = "rate"
-    dogs = "dogs"
-    all = "all"
-
-
 def reproduce(
-    experiments: Annotated[Experiments, typer.Argument(help="Which of the paper's experiments.")],
+    experiments: Annotated[
+        Literal["mnist", "rate", "dogs", "all"], typer.Argument(help="Which of the paper's experiments.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for records and results.")] = None,
     trials: opt.Trials = 10,
-    schedule: opt.ScheduleOption = opt.Schedule.fast,
+    schedule: opt.Schedule = "fast",
     assignment: Annotated[
         Path | None,
         typer.Option("--assignment", metavar="FILE", help="Classes and shares per client for dogs (JSON)."),
@@ -34,7 +28,7 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
     device: opt.Device = "cpu",
-    format: opt.FormatOption = opt.Format.text,
+    format: opt.Format = "text",
 ) -> None:
     """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
     from typing import get_args
@@ -42,12 +36,13 @@ def reproduce(
     from fedunfold.cli import console
     from fedunfold.experiments import reproduction as rep
     from fedunfold.report.paper import write_results
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.report.run_folder import make_writable
 
-    setting = rep.Setting(schedule.value, trials, seed, device)
-    folder = RunFolder(out or Path("runs") / f"reproduce-{experiments.value}")
-    records = rep.Records(folder.path / "records")
-    wanted = get_args(rep.Study) if experiments is Experiments.all else (experiments.value,)
+    setting = rep.Setting(schedule, trials, seed, device)
+    folder = out or Path("runs") / f"reproduce-{experiments}"
+    make_writable(folder)
+    records = rep.Records(folder / "records")
+    wanted = get_args(rep.Study) if experiments == "all" else (experiments,)
     studies = {}
     for study in wanted:
         envs = rep.environments(study, setting, assignment if study == "dogs" else None)
@@ -71,12 +66,11 @@ def reproduce(
                 task.do()
                 bars.advance(bar)
         except KeyboardInterrupt:
-            sys.stderr.write(f"stopped; the same command goes on from the records in {records.folder}.\n")
-            raise typer.Exit(130) from None
-    command = shlex.join(["fedunfold", "reproduce", experiments.value, "--schedule", schedule.value])
-    file = write_results(folder.path, command, setting, studies, records)
+            raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
+    command = shlex.join(["fedunfold", "reproduce", experiments, "--schedule", schedule])
+    file = write_results(folder, command, setting, studies, records)
     seconds = time.monotonic() - began
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})
     else:
-        console.out.print(f"{len(todo)} records made in {seconds:.0f} s; results are in {file}", soft_wrap=True)
+        console.say(f"{len(todo)} records made in {seconds:.0f} s; results are in {file}")

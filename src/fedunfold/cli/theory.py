@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A folder that `fedunfold learn`, or `compare --out`, left behind."),
+    typer.Argument(metavar="RUN", help="A folder that `fedunfold learn` or `compare` left behind."),
 ]
 Weights = Annotated[
     str | None,
@@ -51,7 +51,7 @@ def theory(
     kappa: Kappa = None,
     beta: Beta = None,
     gap: Gap = None,
-    format: opt.FormatOption = opt.Format.text,
+    format: opt.Format = "text",
 ) -> None:
     """How much a run's learned weights vary, and the convergence bound for them.
 
@@ -69,7 +69,7 @@ def theory(
     learned = LearnedWeights.load(file)
     result = analyse_learned(learned, found, constants, recast=recast)
     notes = list(_notes(result, learned, found))
-    if format is opt.Format.json:
+    if format == "json":
         console.print_json(
             {
                 "run": str(run),
@@ -89,17 +89,18 @@ def theory(
     ):
         console.out.print(table)
     for note in notes:
-        console.out.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+        console.say(f"note: {note}")
 
 
 def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.experiments.methods import unknown
+    from fedunfold.report.run_folder import MODEL
 
     if not run.is_dir():
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
     if not (run / "settings.json").is_file():
         raise InputError(f"{run} is not a run folder: it has no settings.json; `fedunfold learn` makes one.")
-    files = {file.stem: file for file in sorted(run.glob("*.safetensors"))}
+    files = {file.stem: file for file in sorted(run.glob("*.safetensors")) if file.name != MODEL}
     if not files:
         raise InputError(f"the run in {run} left no learned weights; `fedunfold learn` does.")
     if name is not None:

@@ -268,8 +268,10 @@ def bundled() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
-def environment(name_or_path: str | Path) -> Environment:
-    """A bundled environment by name, or a TOML file by path."""
+def environment(name_or_path: str | Path | Environment) -> Environment:
+    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is."""
+    if isinstance(name_or_path, Environment):
+        return name_or_path
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith(".toml"):
         return Environment.from_toml(name_or_path)

@@ -3,18 +3,19 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
-from fedunfold.experiments.learning import device_of, learn_weights
+from fedunfold.experiments.learning import device_of, digest_of, learn_weights
 from fedunfold.experiments.methods import Method, learned_method, method
 from fedunfold.rounds import Algorithm, RunResult, run_rounds
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.simulation.engine import ModelFactory
-from fedunfold.unfolding import Learning
+from fedunfold.unfolding import Learning, check_learnable
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule
 
@@ -87,8 +88,8 @@ class Watcher:
 
 
 def run(
-    env: Environment | str,
-    method: Method | str = "fedavg",
+    env: Environment | str | Path,
+    method: Method | WeightingRule | Weigh | str = "fedavg",
     *,
     trial: int = 0,
     model: ModelFactory | None = None,
@@ -103,14 +104,14 @@ def run(
     >>> len(result.accuracies)
     10
     """
-    env = environment(env) if isinstance(env, str) else env
+    env = environment(env)
     chosen = _as_method(method)
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     return run_rounds(
         federation,
-        _fitting(chosen.rule, env),
+        _fitting(chosen.rule, env, model),
         env.rounds,
         algorithm=chosen.algorithm,
         run=f"trial-{trial}",
@@ -118,8 +119,26 @@ def run(
     )
 
 
+def trained_module(
+    env: Environment | str | Path, result: RunResult, *, model: ModelFactory | None = None
+) -> torch.nn.Module:
+    """The classifier that a run trained, ready to predict or to save its `state_dict()`.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew")
+    >>> fu.trained_module("digits-label-skew", result)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=64, out_features=32, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=32, out_features=10, bias=True)
+    )
+    """
+    return SimulatedFederation(environment(env), model=model).module(result.model)
+
+
 def compare(
-    env: Environment | str,
+    env: Environment | str | Path,
     methods: Sequence[Method | WeightingRule | Weigh | str],
     *,
     trials: int = 5,
@@ -139,21 +158,28 @@ def compare(
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
     1
     """
-    env = environment(env) if isinstance(env, str) else env
+    env = environment(env)
     watcher = watcher or Watcher()
     if trials < 1:
         raise InputError(f"a comparison needs at least 1 trial, not {trials}.")
-    chosen = [_as_method(given) for given in methods]
+    given = [methods] if isinstance(methods, str) else methods
+    chosen = [_as_method(entry) for entry in given]
     if not chosen:
         raise InputError("a comparison needs at least one method, such as fedavg.")
     names = [entry.name for entry in chosen]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
+    # Everything that can be refused is refused now, and not after hours of the methods before it.
+    for entry in chosen:
+        if entry.rule is None:
+            check_learnable(entry.algorithm)
+        else:
+            _fitting(entry.rule, env, model)
     learning = learning or Learning()
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     results = []
     for entry in chosen:
-        rule = entry.rule
+        rule = entry.rule if entry.rule is None else _fitting(entry.rule, env, model)
         if rule is None:
 
             def report(so_far: LearnedWeights, name: str = entry.name) -> None:
@@ -168,7 +194,6 @@ def compare(
                 dtype=dtype,
                 on_iteration=report,
             )
-        rule = _fitting(rule, env)
         runs = []
         for trial in range(trials):
             outcome = run_rounds(federation, rule, env.rounds, algorithm=entry.algorithm, run=f"trial-{trial}")
@@ -191,9 +216,8 @@ def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
     return Method(rule.name, Algorithm(), rule)
 
 
-def _fitting(rule: WeightingRule, env: Environment) -> WeightingRule:
+def _fitting(rule: WeightingRule, env: Environment, model: ModelFactory | None) -> WeightingRule:
     """Learned weights are refused where they were learned for another federation."""
     if not isinstance(rule, LearnedWeights):
         return rule
-    data = env.load()
-    return rule.applied_to(data.keys, env.rounds, env.digest(data))
+    return rule.applied_to(env.load().keys, env.rounds, digest_of(env, model))

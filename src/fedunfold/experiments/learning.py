@@ -1,6 +1,9 @@
 """Learn weights for an environment, in this process."""
 
+import hashlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -15,6 +18,8 @@ from fedunfold.weighting.learned import LearnedWeights
 
 def device_of(name: str) -> torch.device:
     """A device that is really there."""
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -23,8 +28,17 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def digest_of(env: Environment, model: ModelFactory | None) -> str:
+    """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
+    digest = env.digest(env.load())
+    if model is None:
+        return digest
+    shapes = [list(p.shape) for p in model().parameters()]
+    return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
+
+
 def learn_weights(
-    env: Environment | str,
+    env: Environment | str | Path,
     *,
     algorithm: Algorithm | None = None,
     learning: Learning | None = None,
@@ -45,7 +59,7 @@ def learn_weights(
     >>> learned.weights.shape
     torch.Size([10, 5])
     """
-    env = environment(env) if isinstance(env, str) else env
+    env = environment(env)
     data = env.load()
     federation = SimulatedFederation(
         env, data.restricted(fraction, env.seed), model=model, device=device_of(device), dtype=dtype
@@ -55,6 +69,6 @@ def learn_weights(
         env.rounds,
         algorithm=algorithm,
         learning=learning,
-        digest=env.digest(data),
+        digest=digest_of(env, model),
         on_iteration=on_iteration,
     )

@@ -7,7 +7,7 @@ A name is [prefix-]base. The base says how clients and server update, the prefix
 | fedavg    | sgd          | plain   |   | (none)   | size, N_k/N        |
 | fedprox   | prox         | plain   |   | dr-      | dynamic reweighting |
 | fednova   | nova         | plain   |   | uniform- | 1/K                |
-| fedavgm   | momentum     | plain   |   | adp-     | FedAdp             |
+| fedavgm   | sgd          | momentum|   | adp-     | FedAdp             |
 | fedadam   | sgd          | adam    |   | fa-      | FedFa              |
 | fedyogi   | sgd          | yogi    |   | duw-     | learned            |
 | fedadagrad| sgd          | adagrad |   |          |                    |
@@ -26,7 +26,7 @@ from fedunfold.aggregation import check_absent
 from fedunfold.errors import InputError
 from fedunfold.rounds import Algorithm
 from fedunfold.weighting.learned import LearnedWeights
-from fedunfold.weighting.rule import WeightingRule
+from fedunfold.weighting.rule import WeightingRule, as_rule
 
 Part = TypeVar("Part")
 
@@ -41,6 +41,7 @@ UPDATES: Mapping[str, Callable[..., updates.LocalUpdate]] = {
 }
 SERVERS: Mapping[str, Callable[..., server.ServerOptimizer]] = {
     "plain": server.plain,
+    "momentum": server.momentum,
     "adam": server.adam,
     "yogi": server.yogi,
     "adagrad": server.adagrad,
@@ -56,7 +57,7 @@ BASES = {
     "fedavg": ("sgd", "plain"),
     "fedprox": ("prox", "plain"),
     "fednova": ("nova", "plain"),
-    "fedavgm": ("momentum", "plain"),
+    "fedavgm": ("sgd", "momentum"),
     "fedadam": ("sgd", "adam"),
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
@@ -67,11 +68,19 @@ ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
 
 @dataclass(frozen=True)
 class Method:
-    """A named way to train a federation. Without a rule, weights are learned for it first."""
+    """A named way to train a federation. Without a rule, weights are learned for it first.
+
+    >>> Method("dropping nova", Algorithm(updates.nova(), absent="drop"), weighting.uniform()).algorithm.absent
+    'drop'
+    """
 
     name: str
     algorithm: Algorithm
     rule: WeightingRule | None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None:
+            object.__setattr__(self, "rule", as_rule(self.rule))
 
 
 def method_names() -> tuple[str, ...]:
@@ -121,7 +130,7 @@ def changed(
     return Method(name, algorithm, weigh)
 
 
-def learned_method(learned: LearnedWeights, name: str = "learned") -> Method:
+def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
     """Learned weights with the update, server and absence they were learned for."""
     try:
         recorded = dict(learned.settings["algorithm"])
@@ -132,7 +141,7 @@ def learned_method(learned: LearnedWeights, name: str = "learned") -> Method:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the learned weights do not say what they were learned for ({error}).") from error
-    return Method(name, algorithm, learned)
+    return Method(name or learned.name, algorithm, learned)
 
 
 def part(kind: str, description: str, known: Mapping[str, Callable[..., Part]]) -> Part:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedunfold.errors import InputError
 from fedunfold.experiments.comparing import Comparison
 from fedunfold.files import write_atomically
 from fedunfold.weighting.learned import LearnedWeights
@@ -21,7 +22,7 @@ FAINT: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.25, "lw": 1}
 
 def accuracy(comparison: Comparison) -> Figure:
     """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
-    figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison.trials)}")
+    figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
         values = 100 * np.array([trial.accuracies for trial in result.trials])
         rounds = np.arange(1, values.shape[1] + 1)
@@ -42,7 +43,7 @@ def weights(learned: LearnedWeights) -> Figure:
     rounds = np.arange(1, len(values) + 1)
     many = len(learned.keys) > LEGEND_LIMIT
     for k, key in enumerate(learned.keys):
-        style: dict[str, Any] = {"color": "#0072B2", "alpha": 0.25, "lw": 1} if many else _style(k, len(rounds))
+        style = FAINT if many else _style(k, len(rounds))
         axes.plot(rounds, values[:, k], label=key, **style)
         if not many:
             axes.axhline(start[0, k], color=COLOURS[k % len(COLOURS)], ls=":", lw=1, alpha=0.7)
@@ -63,8 +64,13 @@ def outer_loss(learned: LearnedWeights) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure whole or not at all; the ending of the name says the format."""
-    write_atomically(Path(path), lambda temporary: figure.savefig(temporary, dpi=150))
+    """Write a figure whole or not at all; the ending of the name says the format, .png where there is none."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
+    formats = sorted(figure.canvas.get_supported_filetypes())
+    if path.suffix[1:].lower() not in formats:
+        raise InputError(f"cannot write {path}: '{path.suffix}' is no format of figures; use .{', .'.join(formats)}.")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
 def _canvas(title: str) -> tuple[Figure, Axes]:
@@ -88,5 +94,9 @@ def _style(index: int, points: int) -> dict[str, Any]:
     }
 
 
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"mean ± sd of {count} trials"
+def _trials(comparison: Comparison) -> str:
+    """How many there were; methods have different numbers where a comparison was stopped."""
+    counts = sorted({len(result.trials) for result in comparison.methods})
+    if counts == [1]:
+        return "1 trial"
+    return f"mean ± sd of {' to '.join(map(str, (counts[0], counts[-1])[: len(counts)]))} trials"

@@ -22,6 +22,10 @@ class AnyModule:
         self._names = list(trainable)
         self.shapes = tuple(p.shape for p in trainable.values())
 
+    @torch.no_grad()
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return _padded([self._logits(leaves, x) for leaves, x, _ in self._lanes(parameters, batch)], batch)
+
     @torch.enable_grad()
     def linearize(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         lanes = [(leaves, self._logits(leaves, x)) for leaves, x, _ in self._lanes(parameters, batch)]

@@ -1,6 +1,9 @@
 """The `Federation` contract in one process."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +21,25 @@ from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.kernel import Kernel, check_trainable, flatten, unflatten
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Draw, Share, plan, sample_coefficients
+from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.updates import LocalUpdate
 
 ModelFactory = Callable[[], nn.Module]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _few_threads(
+    verb: "Callable[Concatenate[SimulatedFederation, Arguments], Result]",
+) -> "Callable[Concatenate[SimulatedFederation, Arguments], Result]":
+    """Let a verb run with as many threads as the federation's steps are worth."""
+
+    @wraps(verb)
+    def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with threads_for(self.step_size):
+            return verb(self, *args, **kwargs)
+
+    return run
 
 
 class SimulatedFederation:
@@ -67,84 +85,71 @@ class SimulatedFederation:
         """Which path the model takes: `LinearStack` or `AnyModule`."""
         return type(self._kernel).__name__
 
+    @property
+    def step_size(self) -> int:
+        """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
+        rows = min(self.environment.batch_size, max(self._data.sizes)) * len(self.clients)
+        return rows * sum(shape.numel() for shape in self._kernel.shapes)
+
     def initial_model(self, run: str) -> Tensor:
         module = self._seeded_module(run)
         flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
         return flat.to(self._device, self._dtype)
 
+    @_few_threads
     def train(self, request: RoundRequest) -> RoundReport:
-        present = self._draw(request).present(
-            self._data.keys,
-            [client.reliability for client in self.environment.clients],
-            self.environment.sampled,
-        )
-        steps = [share.steps(self.environment.batch_size) for share in self._shares(request.round)]
-        loss = np.full(len(present), np.nan)
-        outer_loss = 0.0
-        outer_gradient: Tensor | None = None
-        updates = gradients = self._x.new_empty(0, len(request.model))
-        accuracy = np.full(len(present), np.nan)
-
-        there = np.flatnonzero(present)
-        if len(there):
-            walk, inside, after = self._walk(request, present)
-            parameters = self._start(request.model, len(there))
-            tally = self._tally(request, len(there))
-            walk.forward_(parameters, tally)
-            in_client_order = torch.tensor(np.argsort(walk.schedule.order), device=self._device)
-            raw = (flatten(parameters) - request.model)[in_client_order]
-            self._refuse_divergence(raw, tally.loss[in_client_order], request.round, there)
-            updates = raw * self._column(after[there])
-            loss[there] = tally.loss[in_client_order].cpu().double().numpy()
-            if "gradients" in request.needs:
-                gradients = self._gradient_sums(tally, raw, inside[there], in_client_order)
-            if "accuracy" in request.needs:
-                accuracy[there] = self._training_accuracies(request.model + updates, there)
-            if walk.outer is not None:
-                outer_loss += float(tally.outer_loss.double().sum())
-                if request.path_gradient:
-                    outer_gradient = self._path_gradient(walk.outer.loss, tally, raw, inside, there, request)
-
-        away = np.flatnonzero(~present) if request.absent_loss == "evaluate" else np.empty(0, dtype=int)
-        if len(away):
-            if "loss" in request.needs:
-                loss[away] = self._losses_at(request, away, per_sample=False)[away]
-            if request.outer is not None and not request.outer.only_last_layer:
-                report = self._outer_at(request, away)
-                outer_loss += report.loss
-                outer_gradient = report.gradient if outer_gradient is None else outer_gradient + report.gradient
-
-        start_loss = None
-        if "start_loss" in request.needs:
-            known = np.union1d(there, away)
-            start_loss = torch.from_numpy(self._losses_at(request, known, per_sample=True))
+        reliability = [client.reliability for client in self.environment.clients]
+        draw = self._draw(request)
+        round = self._round(request, draw.present(self._data.keys, reliability, self.environment.sampled))
+        found = _Findings.none(len(self.clients), request.model)
+        if len(round.there):
+            self._train_present(round, found)
+        if len(round.away) and request.absent_loss == "evaluate":
+            self._ask_absent(round, found)
+        needs = request.needs
+        if "start_loss" in needs:
+            asked = np.arange(len(self.clients)) if request.absent_loss == "evaluate" else round.there
+            found.start_loss = self._losses_at(round, asked, per_sample=True)
         return RoundReport(
             round=request.round,
             keys=self._data.keys,
-            sizes=torch.from_numpy(self._sizes),
-            present=torch.from_numpy(present),
-            steps=torch.from_numpy(np.where(present, steps, 0)),
-            updates=updates,
-            loss=torch.from_numpy(loss) if "loss" in request.needs else None,
-            start_loss=start_loss,
-            accuracy=torch.from_numpy(accuracy) if "accuracy" in request.needs else None,
-            gradients=gradients if "gradients" in request.needs else None,
-            outer_loss=outer_loss,
-            outer_gradient=outer_gradient,
+            sizes=torch.tensor(self._sizes),
+            present=torch.from_numpy(round.present),
+            steps=torch.from_numpy(round.steps),
+            updates=found.updates,
+            loss=torch.from_numpy(found.loss) if "loss" in needs else None,
+            start_loss=torch.from_numpy(found.start_loss) if "start_loss" in needs else None,
+            accuracy=torch.from_numpy(found.accuracy) if "accuracy" in needs else None,
+            gradients=found.gradients if "gradients" in needs else None,
+            outer_loss=found.outer_loss,
+            outer_gradient=sum(found.outer_gradients[1:], found.outer_gradients[0]) if found.outer_gradients else None,
         )
 
+    @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
-        there = present.numpy()
-        walk, _, after = self._walk(request, there)
+        round = self._round(request, present.numpy())
+        walk = self._walk(round)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
-        arriving = (adjoints * self._column(after[there]))[lanes]
+        arriving = (adjoints * self._column(round.after[round.there]))[lanes]
         start = self._start(request.model, len(lanes))
         leaving = walk.backward(start, unflatten(arriving, self._kernel.shapes), self._memory_budget)
         return (flatten(leaving) - arriving).sum(0)
 
+    @_few_threads
     def outer(self, request: RoundRequest) -> OuterReport:
-        return self._outer_at(request, np.arange(len(self.clients)))
+        everybody = np.ones(len(self.clients), dtype=bool)
+        return self._outer_at(self._round(request, everybody), np.arange(len(self.clients)))
 
+    def module(self, model: Tensor) -> nn.Module:
+        """The classifier with the parameters w [d] in it, on the CPU."""
+        module = self._seeded_module("shape")
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        with torch.no_grad():
+            for p, values in zip(trainable, unflatten(model[None].cpu(), self._kernel.shapes), strict=True):
+                p.copy_(values[0])
+        return module
+
+    @_few_threads
     def evaluate(self, model: Tensor) -> Evaluation:
         x, y = self._test
         predicted, losses = FixedModel(self._kernel, model).predictions(x, y)
@@ -153,90 +158,98 @@ class SimulatedFederation:
         per_class = right / torch.bincount(y, minlength=classes)
         return Evaluation(float(right.sum() / len(y)), float(losses.double().mean()), per_class.cpu())
 
-    # --- one round -----------------------------------------------------------------------------------
+    # --- one round ---------------------------------------------------------------------------------------
 
     def _draw(self, request: RoundRequest) -> Draw:
         return Draw(self.environment.seed, request.run, request.round)
 
-    def _shares(self, round: int) -> list[Share]:
-        offsets = self._data.offsets
-        return [
-            Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, round))
+    def _round(self, request: RoundRequest, present: np.ndarray) -> "_Round":
+        offsets, batch_size = self._data.offsets, self.environment.batch_size
+        shares = [
+            Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, request.round))
             for k, key in enumerate(self._data.keys)
         ]
+        steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
+        inside, after = request.update.scales(self._sizes, steps, self.lr)
+        return _Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, request: RoundRequest, present: np.ndarray) -> tuple[Walk, np.ndarray, np.ndarray]:
-        """The walk of the present clients, with c_k inside the loop and the factor after it, of all K."""
-        shares = self._shares(request.round)
-        batch_size = self.environment.batch_size
-        steps = np.array([share.steps(batch_size) for share in shares])
-        inside, after = request.update.scales(self._sizes, np.where(present, steps, 0), self.lr)
-        there = np.flatnonzero(present)
-        schedule = plan(self._draw(request), [shares[k] for k in there], batch_size, self._device, self._dtype)
+    def _walk(self, round: "_Round") -> Walk:
+        """The local walk of the present clients."""
+        request, there = round.request, round.there
+        schedule = plan(
+            round.draw, [round.shares[k] for k in there], self.environment.batch_size, self._device, self._dtype
+        )
         lanes = there[list(schedule.order)]
         outer = None
         if request.outer is not None:
-            outer = OuterTerms(
-                request.outer,
-                self._tensor(self._client_factors(request.outer, request.round)[lanes]),
-                self._class_weights(request.outer),
-            )
-        step_sizes = self._tensor(self.lr * inside[lanes])
-        walk = Walk(self._kernel, self._x, self._y, schedule, step_sizes, request.update, outer)
-        return walk, inside, after
+            factors = self._tensor(round.client_factors(request.outer)[lanes])
+            outer = OuterTerms(request.outer, factors, self._class_weights(request.outer))
+        step_sizes = self._tensor(self.lr * round.inside[lanes])
+        return Walk(self._kernel, self._x, self._y, schedule, step_sizes, request.update, outer)
+
+    def _train_present(self, round: "_Round", found: "_Findings") -> None:
+        request, there = round.request, round.there
+        walk = self._walk(round)
+        parameters = self._start(request.model, len(there))
+        tally = self._tally(request, len(there))
+        walk.forward_(parameters, tally)
+        client_order = torch.tensor(np.argsort(walk.schedule.order), device=self._device)
+        walked = (flatten(parameters) - request.model)[client_order]
+        self._refuse_divergence(walked, tally.loss[client_order], round)
+        found.updates = walked * self._column(round.after[there])
+        found.loss[there] = tally.loss[client_order].cpu().double().numpy()
+        found.outer_loss += float(tally.outer_loss.double().sum())
+        if "accuracy" in request.needs:
+            found.accuracy[there] = self._training_accuracies(request.model + found.updates, there)
+        # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
+        per_update = -1 / (self.lr * round.inside[there])
+        if "gradients" in request.needs:
+            if tally.gradients is None:
+                found.gradients = walked * self._column(per_update)
+            else:
+                found.gradients = flatten(tally.gradients)[client_order]
+        if tally.outer_gradients is not None:
+            found.outer_gradients.append(flatten(tally.outer_gradients).sum(0))
+        elif request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
+            factors = round.client_factors(request.outer)[there] * per_update
+            found.outer_gradients.append(self._tensor(factors) @ walked)
 
     def _tally(self, request: RoundRequest, lanes: int) -> Tally:
+        """What the walk has to add up itself, because w_k − w^(t) does not carry it."""
+        carried = not (request.update.mu or request.update.momentum)
+        outer = request.outer
+        along_the_path = request.path_gradient and outer is not None and not outer.only_last_layer
+        own_outer = along_the_path and not (carried and outer is not None and outer.is_training_gradient)
+
         def sums() -> list[Tensor]:
             return [self._x.new_zeros(lanes, *shape) for shape in self._kernel.shapes]
 
-        outer = request.outer
-        own_gradient = (
-            request.path_gradient
-            and outer is not None
-            and not outer.only_last_layer
-            and not (outer.is_training_gradient and _carries_gradients(request.update))
-        )
         return Tally(
             loss=self._x.new_zeros(lanes),
             outer_loss=self._x.new_zeros(lanes),
-            gradients=sums() if "gradients" in request.needs and not _carries_gradients(request.update) else None,
-            outer_gradients=sums() if own_gradient else None,
+            gradients=sums() if "gradients" in request.needs and not carried else None,
+            outer_gradients=sums() if own_outer else None,
         )
 
-    def _gradient_sums(self, tally: Tally, raw: Tensor, inside: np.ndarray, order: Tensor) -> Tensor:
-        """Σ_τ ∇ℓ_b per present client, read off w^(t) − w_k = η c_k Σ ∇ℓ_b where that holds."""
-        if tally.gradients is not None:
-            return flatten(tally.gradients)[order]
-        return raw / self._column(-self.lr * inside)
+    def _ask_absent(self, round: "_Round", found: "_Findings") -> None:
+        """Absent clients' losses at w^(t)."""
+        request = round.request
+        if "loss" in request.needs:
+            found.loss[round.away] = self._losses_at(round, round.away, per_sample=False)[round.away]
+        if request.outer is not None and not request.outer.only_last_layer:
+            report = self._outer_at(round, round.away)
+            found.outer_loss += report.loss
+            found.outer_gradients.append(report.gradient)
 
-    def _path_gradient(
-        self,
-        outer: OuterLoss,
-        tally: Tally,
-        raw: Tensor,
-        inside: np.ndarray,
-        there: np.ndarray,
-        request: RoundRequest,
-    ) -> Tensor | None:
-        """Σ_k Σ_τ ∇ℓ^out_b over the present clients."""
-        if outer.only_last_layer:
-            return None
-        if tally.outer_gradients is not None:
-            return flatten(tally.outer_gradients).sum(0)
-        factors = self._client_factors(outer, request.round)[there] / (-self.lr * inside[there])
-        return self._tensor(factors) @ raw
+    # --- one model that does not move --------------------------------------------------------------------
 
-    # --- one model that does not move ------------------------------------------------------------------
-
-    def _outer_at(self, request: RoundRequest, clients: np.ndarray) -> OuterReport:
-        outer = request.outer
+    def _outer_at(self, round: "_Round", clients: np.ndarray) -> OuterReport:
+        request, outer = round.request, round.request.outer
         if outer is None:
             raise InputError("the request names no outer loss.")
         rows = self._rows(clients)
-        coefficients = self._minibatch_coefficients(request, clients)
-        factors = self._client_factors(outer, request.round)
-        coefficients *= np.repeat(factors[clients], self._sizes[clients].astype(int))
-        weights = self._tensor(coefficients)
+        factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients].astype(int))
+        weights = self._tensor(self._minibatch_coefficients(round, clients) * factors)
         class_weights = self._class_weights(outer)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
@@ -244,20 +257,20 @@ class SimulatedFederation:
         loss, gradient = fixed.outer(self._x[rows], self._y[rows], weights, outer)
         if not bool(torch.isfinite(loss)):
             raise DivergenceError(
-                f"round {request.round}: the outer loss of the shared model is not finite; lower the "
-                f"learning rate (now {self.lr})."
+                f"round {request.round}: the outer loss of the shared model is not finite; lower the learning rate "
+                f"(now {self.lr})."
             )
         return OuterReport(float(loss), gradient)
 
-    def _losses_at(self, request: RoundRequest, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
+    def _losses_at(self, round: "_Round", clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
         out = np.full(len(self.clients), np.nan)
         if not len(clients):
             return out
         rows = self._rows(clients)
-        losses = FixedModel(self._kernel, request.model).losses(self._x[rows], self._y[rows])
+        _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
         sizes = self._sizes[clients].astype(int)
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(request, clients)
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -271,14 +284,9 @@ class SimulatedFederation:
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
 
-    def _minibatch_coefficients(self, request: RoundRequest, clients: np.ndarray) -> np.ndarray:
-        draw, shares = self._draw(request), self._shares(request.round)
-        return np.concatenate([sample_coefficients(draw, shares[k], self.environment.batch_size) for k in clients])
-
-    def _client_factors(self, outer: OuterLoss, round: int) -> np.ndarray:
-        """1/E_k where the outer loss counts a client once, else 1."""
-        epochs = [self.environment.epochs(k, round) for k in range(len(self.clients))]
-        return 1 / np.array(epochs, dtype=np.float64) if outer.per_epoch else np.ones(len(epochs))
+    def _minibatch_coefficients(self, round: "_Round", clients: np.ndarray) -> np.ndarray:
+        batch_size = self.environment.batch_size
+        return np.concatenate([sample_coefficients(round.draw, round.shares[k], batch_size) for k in clients])
 
     def _class_weights(self, outer: OuterLoss) -> Tensor | None:
         weights = outer.class_weights(self._data.label_counts)
@@ -288,7 +296,7 @@ class SimulatedFederation:
 
     def _choose_kernel(self) -> Kernel:
         module = self._seeded_module("shape").to(self._device, self._dtype)
-        check_trainable(module)
+        check_trainable(module, self._x[:64], self._data.classes)
         kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module)
         return kernel
 
@@ -313,20 +321,58 @@ class SimulatedFederation:
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]
 
-    def _refuse_divergence(self, raw: Tensor, loss: Tensor, round: int, there: np.ndarray) -> None:
-        bad = ~(torch.isfinite(loss) & torch.isfinite(raw.sum(1)))
+    def _refuse_divergence(self, walked: Tensor, loss: Tensor, round: "_Round") -> None:
+        bad = ~(torch.isfinite(loss) & torch.isfinite(walked.sum(1)))
         if bool(bad.any()):
-            client = self._data.keys[int(there[int(torch.nonzero(bad)[0])])]
+            client = self._data.keys[int(round.there[int(torch.nonzero(bad)[0])])]
             raise DivergenceError(
-                f"round {round}: client '{client}' went non-finite during local training; lower the learning "
-                f"rate (now {self.lr})."
+                f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
+                f"learning rate (now {self.lr})."
             )
 
 
-def _sum(first: Tensor | None, second: Tensor) -> Tensor:
-    return second if first is None else first + second
+@dataclass(frozen=True)
+class _Round:
+    """What is settled before anybody trains; arrays are over all K clients.
+
+    `inside` is c_k in the loop, `after` the factor on w_k − w^(t) after it.
+    """
+
+    request: RoundRequest
+    draw: Draw
+    shares: list[Share]
+    present: np.ndarray
+    steps: np.ndarray
+    inside: np.ndarray
+    after: np.ndarray
+
+    @property
+    def there(self) -> np.ndarray:
+        return np.flatnonzero(self.present)
+
+    @property
+    def away(self) -> np.ndarray:
+        return np.flatnonzero(~self.present)
+
+    def client_factors(self, outer: OuterLoss) -> np.ndarray:
+        """1/E_k where the outer loss counts a client once, else 1."""
+        epochs = np.array([share.epochs for share in self.shares], dtype=np.float64)
+        return 1 / epochs if outer.per_epoch else np.ones(len(epochs))
 
 
-def _carries_gradients(update: LocalUpdate) -> bool:
-    """Whether w^(t) − w_k = η c_k Σ_τ ∇ℓ_b(w^τ), so that the sum of gradients can be read off the model."""
-    return not (update.mu or update.momentum)
+@dataclass
+class _Findings:
+    """What a round brings, filled in by the clients who are there and those who are away."""
+
+    loss: np.ndarray
+    start_loss: np.ndarray
+    accuracy: np.ndarray
+    updates: Tensor
+    gradients: Tensor
+    outer_loss: float = 0.0
+    outer_gradients: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def none(cls, clients: int, model: Tensor) -> "_Findings":
+        unknown, nobody = np.full(clients, np.nan), model.new_empty(0, len(model))
+        return cls(unknown.copy(), unknown.copy(), unknown.copy(), nobody, nobody)

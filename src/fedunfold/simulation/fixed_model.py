@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss, cross_entropy
-from fedunfold.simulation.kernel import Batch, Kernel, Pullback, flatten, unflatten
+from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unflatten
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -23,30 +23,32 @@ class FixedModel:
     kernel: Kernel
     model: Tensor
 
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of every sample."""
-        pieces = [cross_entropy(z, y[rows])[0] for rows, z, _ in self._read(x, y)]
-        return torch.cat(pieces)
-
     def predictions(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted class and cross-entropy of every sample."""
-        pieces = [(z.argmax(-1), cross_entropy(z, y[rows])[0]) for rows, z, _ in self._read(x, y)]
-        return torch.cat([p for p, _ in pieces]), torch.cat([loss for _, loss in pieces])
+        parameters = self._parameters()
+        pieces = []
+        for rows, batch in _batches(x, y):
+            logits = self.kernel.logits(parameters, batch)[0]
+            pieces.append((logits.argmax(-1), cross_entropy(logits, y[rows])[0]))
+        return torch.cat([predicted for predicted, _ in pieces]), torch.cat([losses for _, losses in pieces])
 
     def outer(self, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w), and its gradient in w."""
-        gradient = unflatten(torch.zeros_like(self.model)[None], self.kernel.shapes)
+        parameters = self._parameters()
+        gradient = [torch.zeros_like(p) for p in parameters]
         total = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
-        for rows, logits, pullback in self._read(x, y):
-            values, slope = outer.values(logits, y[rows])
+        for rows, batch in _batches(x, y):
+            logits, pullback = self.kernel.linearize(parameters, batch)
+            values, slope = outer.values(logits[0], y[rows])
             total += values @ coefficients[rows]
             pullback((slope * coefficients[rows, None])[None], gradient)
         return total, flatten(gradient)[0]
 
-    def _read(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, Tensor, Pullback]]:
-        parameters = unflatten(self.model[None], self.kernel.shapes)
-        for begin in range(0, len(y), ROWS_AT_ONCE):
-            rows = slice(begin, min(begin + ROWS_AT_ONCE, len(y)))
-            batch = Batch(x[rows][None], y[rows][None], [rows.stop - rows.start])
-            logits, pullback = self.kernel.linearize(parameters, batch)
-            yield rows, logits[0], pullback
+    def _parameters(self) -> Parameters:
+        return unflatten(self.model[None], self.kernel.shapes)
+
+
+def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:
+    for begin in range(0, len(y), ROWS_AT_ONCE):
+        rows = slice(begin, min(begin + ROWS_AT_ONCE, len(y)))
+        yield rows, Batch(x[rows][None], y[rows][None], [rows.stop - rows.start])

@@ -32,6 +32,10 @@ class Kernel(Protocol):
 
     shapes: tuple[torch.Size, ...]
 
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """Logits [L, B, C] alone."""
+        ...
+
     def linearize(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         """Logits [L, B, C], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
 
@@ -68,17 +72,29 @@ def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
     ]
 
 
-def check_trainable(module: nn.Module) -> None:
-    """Refuse what a stateless, deterministic replay of a client cannot carry."""
+def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
+    """Refuse what a stateless, deterministic replay of a client cannot carry, trying the model on real rows x."""
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError("the model has no parameters to train.")
     for name, layer in module.named_modules():
         where = f"layer '{name}' ({type(layer).__name__})"
-        has_state = next(layer.buffers(recurse=False), None) is not None
-        if has_state or isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise InputError(f"{where} keeps or uses statistics of a minibatch; use GroupNorm or LayerNorm.")
-        dropout = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else 0
-        if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
-            dropout = layer.dropout
-        if dropout > 0 or isinstance(layer, nn.RReLU):
-            raise InputError(f"{where} draws at random in every step; turn its dropout off or remove it.")
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise InputError(f"{where} uses statistics of a minibatch; take GroupNorm or LayerNorm.")
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise InputError(f"{where} draws at random in every step; set its p to 0 or remove it.")
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    try:
+        with torch.no_grad():
+            first, second = module(x), module(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot read rows of shape {list(x.shape[1:])}: {reason}") from error
+    if not isinstance(first, Tensor) or first.shape != (len(x), classes):
+        given = list(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise InputError(
+            f"the model gives {given} for {len(x)} rows, where logits of shape {[len(x), classes]} are needed."
+        )
+    if not torch.equal(first, second):
+        raise InputError("the model gives other logits for the same rows each time; turn off dropout and the like.")
+    if not all(torch.equal(old, new) for old, new in zip(buffers, module.buffers(), strict=True)):
+        raise InputError("the model changes its buffers when it is run; running statistics cannot be kept here.")

@@ -50,6 +50,9 @@ class LinearStack:
             type(layer) is (nn.Linear if i % 2 == 0 else nn.ReLU) for i, layer in enumerate(layers)
         )
 
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return self._forward(self._layers(parameters), batch)[1]
+
     def linearize(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         layers = self._layers(parameters)
         activations, logits = self._forward(layers, batch)

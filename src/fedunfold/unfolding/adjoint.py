@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedunfold.aggregation import coefficients
 from fedunfold.errors import DivergenceError
-from fedunfold.federation import Federation, RoundReport, RoundRequest
+from fedunfold.federation import Federation, RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Aggregation, Algorithm, Server, aggregate
 
@@ -79,15 +79,11 @@ def unfold(
         report = federation.train(asked)
         loss += report.outer_loss
         after, aggregation = aggregate(server, report, weights_of(row), algorithm)
-        layers.append(_layer(asked, report, server, aggregation))
+        layers.append(_Layer(asked, report.present, report.outer_gradient, server, aggregation))
         server = after
     last = federation.outer(replace(request, round=len(theta), model=server.model))
     gradient = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
     return Unfolded(loss + last.loss, gradient, server.model)
-
-
-def _layer(request: RoundRequest, report: RoundReport, server: Server, aggregation: Aggregation) -> _Layer:
-    return _Layer(request, report.present, report.outer_gradient, server, aggregation)
 
 
 def _walk_back(
@@ -115,7 +111,7 @@ def _walk_back(
                 row = theta[t].detach().requires_grad_()
                 alpha = coefficients(weights_of(row), layer.present, algorithm.absent)
             to_alpha = torch.zeros_like(row)
-            to_alpha[entering.clients] = (entering.updates @ to_direction).to(row)
+            to_alpha[entering.clients] = (entering.updates() @ to_direction).to(row)
             gradient[t] = torch.autograd.grad(alpha, row, to_alpha)[0]
             if exact:
                 for k, share in zip(entering.clients.tolist(), alpha[entering.clients].tolist(), strict=True):

@@ -46,6 +46,15 @@ SCHEDULES = {"fast": (40, 0.02), "paper": (400, 0.001)}
 tenth of the runs."""
 
 
+def check_learnable(algorithm: Algorithm) -> None:
+    """Refuse what the adjoint does not reach through."""
+    if algorithm.update.momentum:
+        raise InputError(
+            f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps depend on "
+            "earlier gradients; learn with sgd, prox or nova, and run momentum with the result."
+        )
+
+
 def learn(
     federation: Federation,
     rounds: int,
@@ -59,24 +68,21 @@ def learn(
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     if rounds < 1:
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
-    if algorithm.update.momentum:
-        raise InputError(
-            f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps "
-            "depend on earlier gradients; learn with sgd, prox or nova, and run momentum with the result."
-        )
+    check_learnable(algorithm)
     sizes = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
     theta = (sizes / sizes.sum()).sqrt().repeat(rounds, 1)
     optimizer = Adam.start(theta)
     outer = OuterLoss(learning.outer)
     losses: list[float] = []
-    history = [weights_of(theta)]
+    history = torch.empty(learning.iterations + 1, *theta.shape, dtype=torch.float64)
+    history[0] = weights_of(theta)
 
     def so_far() -> LearnedWeights:
         return LearnedWeights(
             keys=tuple(client.key for client in federation.clients),
-            weights=history[-1],
+            weights=history[len(losses)].clone(),
             losses=torch.tensor(losses, dtype=torch.float64),
-            history=torch.stack(history),
+            history=history[: len(losses) + 1],
             settings={"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds},
             digest=digest,
         )
@@ -87,7 +93,7 @@ def learn(
         step = unfold(federation, theta, algorithm, outer, learning.adjoint, run=run, model=start)
         theta, optimizer = optimizer.step(theta, step.gradient, learning.lr)
         losses.append(step.loss)
-        history.append(weights_of(theta))
+        history[m + 1] = weights_of(theta)
         if on_iteration is not None:
             on_iteration(so_far())
     return so_far()

@@ -24,6 +24,8 @@ def fedadp(beta: float = 7.0) -> Rule:
     disturb it; the odd ones lose their say. Absent clients get weight 0; with nobody present the weights
     are N_k/N, which then multiply nothing.
 
+    Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
+
     Reference: Wu and Wang 2021, Fast-Convergent Federated Learning With Adaptive Weighting.
     """
     if not 0 < beta < math.inf:

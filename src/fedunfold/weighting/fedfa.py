@@ -26,6 +26,8 @@ def fedfa(gamma: float = 0.5) -> Rule:
     fit their own data badly. (FedFa's text says that accurate clients gain; its formula, which is this one,
     favours inaccurate ones.) Sample sizes play no part.
 
+    Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
+
     Reference: Huang et al. 2020, Fairness and Accuracy in Federated Learning.
     """
     if not 0 <= gamma <= 1:

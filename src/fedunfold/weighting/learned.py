@@ -64,10 +64,13 @@ class LearnedWeights:
     def applied_to(self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False) -> "LearnedWeights":
         """These weights for a federation: refused where it is another one, unless `mapped` is asked for.
 
+        An empty digest, theirs or ours, stands for a federation that was not described.
+
         Mapping goes by client key (every client must be known; rows are renormalised over those taken) and
         by round: a shorter run takes the first rows, rounds beyond T repeat the last.
         """
-        if tuple(keys) == self.keys and rounds == len(self.weights) and digest in ("", self.digest):
+        same_federation = digest == self.digest or not (digest and self.digest)
+        if tuple(keys) == self.keys and rounds == len(self.weights) and same_federation:
             return self
         if not mapped:
             raise InputError(self._mismatch(tuple(keys), rounds))

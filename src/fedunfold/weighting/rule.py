@@ -90,6 +90,10 @@ def reported(report: RoundReport, need: Need) -> Tensor:
 def rule(*needs: Need) -> Callable[[Weigh], Rule]:
     """Make a weighting rule of a function; the arguments name what it needs from the clients.
 
+    `loss`: the sum of the minibatch losses each client met; `start_loss`: its mean loss at w^(t); `accuracy`:
+    its own model's, on its own training data; `gradients`: its sum of local gradients. The function gets a
+    `RoundReport` and its own state (None at first), and returns Θ for all clients and the next state.
+
     >>> import torch
     >>> from fedunfold.federation import RoundReport
     >>> @rule("loss")

@@ -1,0 +1,77 @@
+"""`--help`: quick, readable, and with the choices that the library has."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+import pytest
+import torch
+import typer
+
+from fedunfold import aggregation, federation, losses
+from fedunfold.cli import options as opt
+from fedunfold.cli.app import app
+from fedunfold.cli.data import features
+from fedunfold.cli.reproduce import reproduce
+from fedunfold.data.features.files import StoredType
+from fedunfold.experiments.reproduction import Setting, Study
+from fedunfold.unfolding import SCHEDULES, Learning, adjoint
+from tests.cli.conftest import Command
+
+
+def commands(group: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, *path, name)
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
+
+
+def test_all_commands_are_looked_at() -> None:
+    assert {("learn",), ("theory",), ("env", "check"), ("data", "features")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_no_escapes_are_shown(fedunfold: Command, path: tuple[str, ...]) -> None:
+    shown = fedunfold(*path, "--help")
+    assert shown.code == 0
+    assert "\\[" not in shown.out
+    if path and path not in (("env",), ("data",)):
+        assert f"Example: fedunfold {' '.join(path)}" in shown.out
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    check = "import sys, fedunfold.cli.app; sys.exit(bool({'torch', 'matplotlib', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words of the Literal somewhere in a type."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next((found for part in get_args(annotation) if (found := choices(part))), ())
+
+
+@pytest.mark.parametrize(
+    ("option", "original"),
+    [
+        (opt.Absent, get_args(aggregation.Absent)),
+        (opt.AbsentLoss, get_args(federation.AbsentLoss)),
+        (opt.Adjoint, get_args(adjoint.AdjointKind)),
+        (opt.Outer, get_args(losses.OuterName)),
+        (opt.InitialModel, get_args(get_type_hints(Learning)["initial_model"])),
+        (opt.Schedule, tuple(SCHEDULES)),
+        (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
+        (get_type_hints(features)["dtype"], get_args(StoredType)),
+        (get_type_hints(reproduce)["experiments"], (*get_args(Study), "all")),
+    ],
+)
+def test_choices_are_those_of_the_library(option: Any, original: tuple[str, ...]) -> None:
+    assert choices(option) == original
+
+
+def test_precisions_are_torch_types() -> None:
+    assert [getattr(torch, name) for name in choices(opt.Precision)] == [torch.float32, torch.float64]

@@ -1,0 +1,161 @@
+"""Ctrl-C and failures half-way: one line, the right exit code, and nothing finished is lost."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedunfold.cli.console import ProgressWatcher
+from fedunfold.errors import DivergenceError
+from fedunfold.experiments import comparing
+from fedunfold.rounds import RunResult
+from fedunfold.weighting.learned import LearnedWeights
+from tests.cli.conftest import Command
+
+Federation = Callable[..., Path]
+
+
+def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
+    report = ProgressWatcher.learning
+
+    def reported(self: ProgressWatcher, method: str, so_far: LearnedWeights, total: int) -> None:
+        report(self, method, so_far, total)
+        if len(so_far.losses) == iterations:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressWatcher, "learning", reported)
+
+
+def fail_in(method: str, trial: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure once this trial of a method has been reported."""
+    report = ProgressWatcher.trial
+
+    def reported(self: ProgressWatcher, name: str, done: int, trials: int, result: RunResult) -> None:
+        report(self, name, done, trials, result)
+        if (name, done) == (method, trial):
+            raise failure
+
+    monkeypatch.setattr(ProgressWatcher, "trial", reported)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupted_learning_keeps_what_was_learned(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(3, monkeypatch)
+    stopped = fedunfold("learn", two_sites(), "--iterations", 50, "--out", tmp_path / "cut")
+    assert stopped.code == 130
+    assert stopped.err == "stopped after 3 of 50 outer iterations; what was learned is saved.\n"
+    assert len(LearnedWeights.load(tmp_path / "cut" / "weights.safetensors").losses) == 3
+
+
+def test_interrupted_before_anything_was_learned(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedunfold.unfolding.learner.unfold", interrupted)
+    stopped = fedunfold("learn", two_sites(), "--out", tmp_path / "cut")
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err == "stopped before the first outer iteration; nothing was saved.\n"
+    assert not (tmp_path / "cut").exists()
+
+
+def test_interrupted_run(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "run_rounds", interrupted)
+    stopped = fedunfold("run", two_sites(), "--out", tmp_path / "cut")
+    assert (stopped.code, stopped.out, stopped.err) == (130, "", "stopped.\n")
+    assert not (tmp_path / "cut").exists()
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_interrupted_while_modules_are_loaded(module: str) -> None:
+    program = f"""
+import signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+from fedunfold.cli import main
+sys.meta_path.insert(0, Interrupting())
+main(["run", "digits-flaky"])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped.\n")
+
+
+def test_interrupted_comparison_keeps_finished_methods(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(2, monkeypatch)
+    out = tmp_path / "cut"
+    stopped = fedunfold("compare", two_sites(), "--trials", 2, "--out", out, "--format", "json")
+    assert stopped.code == 130
+    assert stopped.err.startswith("stopped; ") and str(out) in stopped.err
+    assert [entry["method"] for entry in stopped.json["methods"]] == ["fedavg"]
+    assert len(LearnedWeights.load(out / "duw-fedavg.safetensors").losses) == 2
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_comparison_interrupted_before_its_first_trial(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setattr(comparing, "run_rounds", interrupted)
+    stopped = fedunfold("compare", two_sites(), "--format", format)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err == "stopped before the first trial ended; nothing was saved.\n"
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_comparison_interrupted_while_it_learns_keeps_the_weights(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(2, monkeypatch)
+    stopped = fedunfold("compare", two_sites(), "--methods", "duw-fedavg", "--out", "cut")
+    assert stopped.code == 130
+    assert stopped.err == "stopped before the first trial ended; weights so far are kept in cut.\n"
+    assert "┃" not in stopped.out
+    assert {file.name for file in (tmp_path / "cut").iterdir()} == {
+        *("settings.json", "environment.toml"),
+        *("duw-fedavg.safetensors", "duw-fedavg-weights.png", "duw-fedavg-outer-loss.png"),
+    }
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if line.startswith("│")]
+
+
+def test_methods_say_how_many_trials_they_had(
+    fedunfold: Command, two_sites: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in("fednova", 1, KeyboardInterrupt(), monkeypatch)
+    stopped = fedunfold("compare", two_sites(), "--methods", "fedavg,fednova,fedprox", "--trials", 3)
+    assert stopped.code == 130
+    assert [row[:2] for row in rows(stopped.out)] == [["fedavg", "3"], ["fednova", "2"]]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_failing_method_does_not_take_finished_ones_along(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    fail_in("fednova", 0, DivergenceError("round 3: client 'b' diverged."), monkeypatch)
+    methods = ("--methods", "fedavg,duw-fedavg,fednova", "--iterations", 1, "--trials", 2)
+    failed = fedunfold("compare", two_sites(), *methods, "--out", "kept", "--format", format)
+    assert failed.code == 2
+    assert failed.err == "error: round 3: client 'b' diverged.\n"
+    result: dict[str, Any] = json.loads((tmp_path / "kept" / "result.json").read_text())
+    assert [entry["method"] for entry in result["methods"]] == ["fedavg", "duw-fedavg"]
+    assert (tmp_path / "kept" / "duw-fedavg.safetensors").exists()
+    if format == "json":
+        assert failed.json == result
+    else:
+        assert [row[:2] for row in rows(failed.out)] == [["fedavg", "2"], ["duw-fedavg", "2"]]
