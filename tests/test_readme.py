@@ -31,7 +31,7 @@ HEAVY = ("data features", "reproduce")  # these need a folder of images, and hou
 
 def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command line, with fewer iterations than a user would take."""
-    monkeypatch.setattr("fedunfold.unfolding.SCHEDULES", {"fast": (2, 0.02)})
+    monkeypatch.setattr("fedunfold.unfolding.FAST", (2, 0.02))
     lines = re.findall(r"(?:^    |`)fedunfold +([^`\n#]+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     light = [line.strip() for line in lines if not line.startswith(HEAVY)]
     assert len(light) == 8

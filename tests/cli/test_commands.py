@@ -144,3 +144,8 @@ def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
     shown = fedunfold("learn", two_sites(), "--iterations", 2, "--format", "json")
     assert shown.json["iterations"] == 2
     assert shown.err == ""
+
+
+def test_the_published_schedule_is_the_environments_own(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
+    env = two_sites(extra="[paper]\niterations = 3\nlr = 0.01")
+    assert fedunfold("learn", env, "--schedule", "paper", "--format", "json").json["iterations"] == 3

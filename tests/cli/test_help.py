@@ -17,7 +17,7 @@ from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.data.features.files import StoredType
 from fedunfold.experiments.reproduction import Setting, Study
-from fedunfold.unfolding import SCHEDULES, Learning, adjoint
+from fedunfold.unfolding import Learning, adjoint
 from tests.cli.conftest import Command
 
 
@@ -63,7 +63,6 @@ def choices(annotation: Any) -> tuple[str, ...]:
         (opt.Adjoint, get_args(adjoint.AdjointKind)),
         (opt.Outer, get_args(losses.OuterName)),
         (opt.InitialModel, get_args(get_type_hints(Learning)["initial_model"])),
-        (opt.Schedule, tuple(SCHEDULES)),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),
         (get_type_hints(reproduce)["experiments"], (*get_args(Study), "all")),

@@ -16,7 +16,7 @@ SETTING = rep.Setting(trials=2)
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rep, "SCHEDULES", {"fast": (2, 0.02)})
+    monkeypatch.setattr(rep, "FAST", (2, 0.02))
 
 
 def do_all(env: Environment, records: rep.Records, most: int | None = None) -> int:

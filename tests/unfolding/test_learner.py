@@ -17,7 +17,7 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
-from fedunfold.unfolding import SCHEDULES, Learning, learn
+from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import unfold, weights_of
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox
 from fedunfold.weighting.learned import LearnedWeights
@@ -206,12 +206,6 @@ def test_learning_needs_rounds(rounds: int) -> None:
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Learning(**settings)
-
-
-def test_the_schedules_are_settings() -> None:
-    for iterations, lr in SCHEDULES.values():
-        Learning(iterations=iterations, lr=lr)
-    assert SCHEDULES["fast"] == (Learning().iterations, Learning().lr)
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])

@@ -121,7 +121,7 @@ def learn(
     from fedunfold.report.run_folder import of_learning
 
     environment = _environment(env, seed, rounds)
-    learning = _learning(schedule, iterations, outer_lr, adjoint, outer, initial_model)
+    learning = _learning(environment, schedule, iterations, outer_lr, adjoint, outer, initial_model)
     algorithm = changed(method("fedavg"), update=update, server=server, absent=absent).algorithm
     algorithm = replace(algorithm, absent_loss=absent_loss)
     folder = _folder("learn", environment, out, overwrite)
@@ -265,7 +265,7 @@ def compare(
 ) -> None:
     """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
     environment = _environment(env, seed, rounds)
-    learning = _learning(schedule, iterations, outer_lr, adjoint, outer, initial_model)
+    learning = _learning(environment, schedule, iterations, outer_lr, adjoint, outer, initial_model)
     _compare(
         "compare",
         environment,
@@ -369,6 +369,7 @@ def _environment(name: str, seed: int | None, rounds: int | None) -> "Environmen
 
 
 def _learning(
+    environment: "Environment",
     schedule: opt.Schedule,
     iterations: int | None,
     lr: float | None,
@@ -376,9 +377,10 @@ def _learning(
     outer: opt.Outer,
     initial_model: opt.InitialModel,
 ) -> "Learning":
-    from fedunfold.unfolding import SCHEDULES, Learning
+    from fedunfold.unfolding import FAST, Learning
 
-    scheduled_iterations, scheduled_lr = SCHEDULES[schedule]
+    published = environment.paper
+    scheduled_iterations, scheduled_lr = FAST if schedule == "fast" else (published.iterations, published.lr)
     return Learning(
         iterations=scheduled_iterations if iterations is None else iterations,
         lr=scheduled_lr if lr is None else lr,

@@ -54,7 +54,7 @@ AbsentLoss = Annotated[
 ]
 Schedule = Annotated[
     Literal["fast", "paper"],
-    typer.Option("--schedule", help="Outer iterations and step: fast, or the paper's 400 × 0.001."),
+    typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
 ]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Outer iterations M.")]
 OuterLr = Annotated[float | None, typer.Option("--outer-lr", help="Outer step size (Adam).")]

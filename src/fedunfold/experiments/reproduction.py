@@ -20,7 +20,7 @@ from fedunfold.experiments.methods import Method, method
 from fedunfold.files import write_atomically
 from fedunfold.rounds import RunResult, run_rounds
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.unfolding import SCHEDULES, Learning
+from fedunfold.unfolding import FAST, Learning
 from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -54,7 +54,7 @@ class Setting:
             raise InputError(f"a reproduction needs at least 1 trial, not {self.trials}.")
 
     def learning(self, env: Environment, adjoint: AdjointKind) -> Learning:
-        iterations, lr = SCHEDULES["fast"]
+        iterations, lr = FAST
         if self.schedule == "paper":
             iterations, lr = env.paper.iterations, env.paper.lr
         return Learning(iterations=iterations, lr=lr, adjoint=adjoint)

@@ -1,5 +1,5 @@
 """Learning the aggregation weights: outer losses differentiated through the unfolded rounds."""
 
-from fedunfold.unfolding.learner import SCHEDULES, Learning, check_learnable, learn
+from fedunfold.unfolding.learner import FAST, Learning, check_learnable, learn
 
-__all__ = ["SCHEDULES", "Learning", "check_learnable", "learn"]
+__all__ = ["FAST", "Learning", "check_learnable", "learn"]
