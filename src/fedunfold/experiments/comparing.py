@@ -83,9 +83,6 @@ class Watcher:
     def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         """A trial ended."""
 
-    def method(self, result: MethodResult) -> None:
-        """All trials of a method ended."""
-
 
 def run(
     env: Environment | str | Path,
@@ -201,7 +198,6 @@ def compare(
             watcher.trial(entry.name, trial, trials, outcome)
         learned = rule if isinstance(rule, LearnedWeights) else None
         results.append(MethodResult(entry.name, tuple(runs), learned))
-        watcher.method(results[-1])
     return Comparison(env.name, trials, tuple(results))
 
 
