@@ -295,3 +295,23 @@ def test_rules_see_what_they_need_in_every_round() -> None:
         assert result.weights[t].tolist() == pytest.approx(row)
         w = torch.stack([theta * model for theta, model in zip(row, models, strict=True)]).sum(0)
     assert_same(result.model, w)
+
+
+def test_step_sizes_stretch_the_direction() -> None:
+    """One round at a time by hand; rounds beyond the last size repeat it."""
+    env = tiny(rounds=4)
+    sizes = (0.5, 2.0, 1.5)
+    stretched = run_rounds(simulated(env), size(), 4, algorithm=Algorithm(step_sizes=sizes))
+    plain = Plain(env, mlp(env))
+    w = simulated(env).initial_model(RUN)
+    for t, by in enumerate((*sizes, sizes[-1])):
+        models = [plain.walk(w, t, k).model for k in range(3)]
+        average = torch.stack([share * model for share, model in zip(plain.shares, models, strict=True)]).sum(0)
+        w = w + by * (average - w)
+    torch.testing.assert_close(stretched.model, w)
+
+
+@pytest.mark.parametrize("wrong", [(-0.1,), (1.0, float("nan")), (float("inf"),), ("1",)])
+def test_step_sizes_are_finite_and_not_negative(wrong: Any) -> None:
+    with pytest.raises(InputError, match="step size of round"):
+        Algorithm(step_sizes=wrong)

@@ -1,5 +1,6 @@
 """A federated run: T rounds of train, weigh, aggregate, written once for every engine and every rule."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,12 +24,17 @@ from fedunfold.weighting.rule import WeightingRule
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How a federation is trained, the weights aside: the local update, the server, the absent clients."""
+    """How a federation is trained, the weights aside: the local update, the server, the absent clients.
+
+    `step_sizes` s_t stretch the round's direction, u = s_t Σ_k α_k m_k; rounds beyond them repeat the last, and
+    without any s_t = 1.
+    """
 
     update: LocalUpdate = field(default_factory=sgd)
     server: ServerOptimizer = field(default_factory=plain)
     absent: Absent = "keep"
     absent_loss: AbsentLoss = "evaluate"
+    step_sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.update, LocalUpdate):
@@ -38,6 +44,14 @@ class Algorithm:
         check_absent(self.absent)
         if self.absent_loss not in ("evaluate", "skip"):
             raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
+        object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
+        for t, size in enumerate(self.step_sizes):
+            if not (isinstance(size, int | float) and 0 <= size < math.inf):
+                raise InputError(f"the step size of round {t} must be a finite number >= 0, not {size!r}.")
+
+    def step_size(self, round: int) -> float:
+        """s_t."""
+        return self.step_sizes[min(round, len(self.step_sizes) - 1)] if self.step_sizes else 1.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,8 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
     entering = contributions(report, algorithm.absent, server.memory)
     if not makes_step(report.present, algorithm.absent):
         return server, Aggregation(entering, None)
-    direction = entering.direction(coefficients(weights, report.present, algorithm.absent))
+    shares = coefficients(weights, report.present, algorithm.absent)
+    direction = entering.direction(algorithm.step_size(report.round) * shares)
     model, moments = algorithm.server.step(server.model, direction, server.moments)
     if not bool(torch.isfinite(model.sum())):
         raise DivergenceError(

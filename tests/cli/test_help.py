@@ -10,14 +10,14 @@ import pytest
 import torch
 import typer
 
-from fedunfold import aggregation, federation, losses
+from fedunfold import aggregation, federation
 from fedunfold.cli import options as opt
 from fedunfold.cli.app import app
 from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.data.features.files import StoredType
 from fedunfold.experiments.reproduction import Setting, Study
-from fedunfold.unfolding import Learning, adjoint
+from fedunfold.unfolding import Learning
 from tests.cli.conftest import Command
 
 
@@ -60,16 +60,20 @@ def choices(annotation: Any) -> tuple[str, ...]:
     [
         (opt.Absent, get_args(aggregation.Absent)),
         (opt.AbsentLoss, get_args(federation.AbsentLoss)),
-        (opt.Adjoint, get_args(adjoint.AdjointKind)),
-        (opt.Outer, get_args(losses.OuterName)),
-        (opt.InitialModel, get_args(get_type_hints(Learning)["initial_model"])),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),
-        (get_type_hints(reproduce)["experiments"], (*get_args(Study), "all")),
+        (get_type_hints(reproduce)["study"], (*get_args(Study), "all")),
     ],
 )
 def test_choices_are_those_of_the_library(option: Any, original: tuple[str, ...]) -> None:
     assert choices(option) == original
+
+
+def test_learning_has_an_option_for_every_setting() -> None:
+    options, settings = get_type_hints(opt.LearningOptions), get_type_hints(Learning)
+    assert set(options) - {"schedule"} == set(settings)
+    for name, setting in settings.items():
+        assert choices(options[name]) == choices(setting), name
 
 
 def test_precisions_are_torch_types() -> None:

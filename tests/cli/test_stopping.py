@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,41 @@ def test_a_failing_method_does_not_take_finished_ones_along(
         assert failed.json == result
     else:
         assert [row[:2] for row in rows(failed.out)] == [["fedavg", "2"], ["duw-fedavg", "2"]]
+
+
+def reproduce(out: Path, *more: str) -> list[str]:
+    """A small study: two learnings and four trials."""
+    only = ("digits-flaky", "fedavg", "duw-fedavg", "duw-fednova")
+    names = [part for name in only for part in ("--only", name)]
+    command = ("reproduce", "digits", "--trials", "1", "--jobs", "2", "--out", str(out), *names, *more)
+    return [sys.executable, "-m", "fedunfold", *command]
+
+
+def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    """SIGKILL, twice: when the first record is there, and a moment after the start."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run(reproduce(whole), check=True, capture_output=True)
+    for attempt in range(2):
+        process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            if attempt or list(cut.glob("records/*/*/trial-*.json")):
+                break
+        assert process.poll() is None, "ended before it could be killed"
+        process.kill()
+        process.wait()
+    assert not (cut / "results.md").exists()
+    ended = subprocess.run(reproduce(cut, "--format", "json"), check=True, capture_output=True, text=True)
+    assert 0 < json.loads(ended.stdout)["computed"] < 5
+    assert (cut / "results.md").read_bytes() == (whole / "results.md").read_bytes()
+    assert (cut / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+def test_an_interrupted_reproduction_says_how_to_go_on(
+    fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedunfold.experiments.reproduction.work_off", interrupted)
+    stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err.startswith("stopped; the same command goes on from the records in")

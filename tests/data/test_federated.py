@@ -1,10 +1,13 @@
 """FederatedData: what it joins, what it refuses and what it keeps."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedunfold.data import FederatedData
 from fedunfold.errors import InputError
@@ -78,6 +81,28 @@ def test_restricted_draws_by_key_not_by_position() -> None:
 def test_restricted_refuses_other_fractions(fraction: float) -> None:
     with pytest.raises(InputError, match=r"\(0, 1\]"):
         two_clients().restricted(fraction, seed=0)
+
+
+@given(fraction=st.floats(0.11, 0.9), seed=st.integers(0, 50))
+def test_held_out_rows_are_the_test_set_and_nowhere_else(fraction: float, seed: int) -> None:
+    data = two_clients()
+    split = data.held_out(fraction, seed)
+    kept = [math.ceil(round((1 - fraction) * size, 9)) for size in data.sizes]
+    assert list(split.sizes) == kept
+    together = torch.cat([split.x, split.x_test])
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, data.x.tolist()))
+    assert torch.equal(split.x_test, data.held_out(fraction, seed).x_test)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
+def test_held_out_refuses_other_fractions(fraction: float) -> None:
+    with pytest.raises(InputError, match=r"\(0, 1\)"):
+        two_clients().held_out(fraction, seed=0)
+
+
+def test_held_out_needs_something_to_hold_out() -> None:
+    with pytest.raises(InputError, match="leaves nothing to test on"):
+        two_clients().held_out(0.01, seed=0)
 
 
 GOOD = np.zeros((2, 3))

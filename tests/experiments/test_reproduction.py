@@ -1,80 +1,208 @@
 """The paper's experiments, on an environment small enough for a test."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedunfold.environments import Environment, environment
-from fedunfold.errors import InputError
+from fedunfold.errors import FedunfoldError, InputError
 from fedunfold.experiments import reproduction as rep
-from fedunfold.report import paper
+from fedunfold.experiments.reproduction import studies
+from fedunfold.report.paper import Results, tables
+from fedunfold.report.paper.findings import findings
 from tests.federations import tiny
 
 SETTING = rep.Setting(trials=2)
+SHORT = {"iterations": 2}
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rep, "FAST", (2, 0.02))
+def entries(env: Environment, study: rep.Study = "dogs", **learning: Any) -> list[rep.Entry]:
+    """A study's entries with two outer iterations."""
+    return [
+        entry if entry.learning is None else replace(entry, learning=replace(entry.learning, **SHORT | learning))
+        for entry in rep.entries(study, env, SETTING)
+    ]
 
 
-def do_all(env: Environment, records: rep.Records, most: int | None = None) -> int:
+def work(case: rep.Case, run: list[rep.Entry], records: rep.Records, most: int | None = None) -> int:
     """Work off what is not done yet, at most so many tasks; how many there were."""
-    todo = [task for task in rep.tasks(env, SETTING, records) if not task.done()]
-    for task in todo[:most]:
-        task.do()
+    todo = [task for task in rep.tasks(case, run) if not task.done(records)]
+    rep.work_off(todo[:most], records, "cpu", 1, lambda name, cost: None)
     return len(todo)
 
 
+@pytest.fixture(autouse=True)
+def short_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg with the whole budget is as short as the learning."""
+    monkeypatch.setattr(studies, "FAST", (2, 0.02))
+
+
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    env = tiny(reliability=0.8)
+    case = rep.Case(tiny(reliability=0.8))
+    run = entries(case.env)
     whole, parts = rep.Records(tmp_path / "whole"), rep.Records(tmp_path / "parts")
-    total = do_all(env, whole)
-    assert do_all(env, parts, most=total // 2) == total
-    assert do_all(env, parts) == total - total // 2
-    assert do_all(env, parts) == 0
-    one, other = (paper.comparison_markdown(env, SETTING, records) for records in (whole, parts))
-    assert one == other
-    assert "duw-fedavg-exact" in one
+    total = work(case, run, whole)
+    assert work(case, run, parts, most=total // 2) == total
+    assert work(case, run, parts) == total - total // 2
+    assert work(case, run, parts) == 0
+    results = Results(SETTING, {"dogs": [(case, run)]})
+    text = results.write(tmp_path / "one", "x", whole).read_text()
+    assert text == results.write(tmp_path / "two", "x", parts).read_text()
+    for shown in ("| duw-fedavg-exact |", "| fednova, remember |", "| fedunfold |", "under another seed |"):
+        assert shown in text
+    assert (tmp_path / "one" / "dogs.png").stat().st_size > 10_000
+    document = json.loads((tmp_path / "one" / "results.json").read_text())["cases"][case.name]
+    assert np.shape(document["fedunfold"]["accuracies"]) == (2, 3)
+    assert len(document["fedunfold"]["settings"]["algorithm"]["step_sizes"]) == 3
+    assert json.loads((tmp_path / "one" / "made.json").read_text())["process_seconds"] >= 0
+
+
+def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
+    case = rep.Case(tiny(reliability=0.8))
+    run = [entry for entry in entries(case.env, iterations=6) if entry.name == "fedunfold"]
+    whole, parts = rep.Records(tmp_path / "whole"), rep.Records(tmp_path / "parts")
+
+    def stop(name: str, cost: float) -> None:
+        heard.append(name)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+
+    learning = rep.Task(case, run[0], None)
+    rep.work_off([learning], whole, "cpu", 1, lambda name, cost: None)
+    heard: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        rep.work_off([learning], parts, "cpu", 1, stop)
+    assert parts.checkpoint(case, "fedunfold").exists()
+    rep.work_off([learning], parts, "cpu", 1, lambda name, cost: heard.append(name))
+    assert len(heard) == 4 + 2
+    assert not parts.checkpoint(case, "fedunfold").exists()
+    files = [records.folder / case.name / "fedunfold" / "weights.safetensors" for records in (whole, parts)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_several_processes_give_the_same_records(tmp_path: Path) -> None:
+    case = rep.Case(environment("digits-label-skew").with_(rounds=2))
+    run = [entry for entry in entries(case.env, "digits") if entry.name in ("fedavg", "duw-fedavg")]
+    todo = rep.tasks(case, run)
+    alone, together = rep.Records(tmp_path / "alone"), rep.Records(tmp_path / "together")
+    heard: dict[str, float] = {}
+    rep.work_off(todo, alone, "cpu", 1, lambda name, cost: None)
+    rep.work_off(todo, together, "cpu", 2, lambda name, cost: heard.update({name: heard.get(name, 0) + cost}))
+    assert heard == {task.name: pytest.approx(task.cost) for task in todo}
+    for entry in run:
+        one, other = (records.trials(case, entry.name, 2) for records in (alone, together))
+        assert [t["accuracies"] for t in one] == [t["accuracies"] for t in other]
+    learned = [records.weights(case, "duw-fedavg") for records in (alone, together)]
+    assert learned[0] is not None
+    assert learned[1] is not None
+    assert torch.equal(learned[0].weights, learned[1].weights)
+
+
+def test_a_failing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    case = rep.Case(environment("digits-label-skew").with_(rounds=2, lr=1e30))
+    run = [entry for entry in entries(case.env, "digits") if entry.name == "fedavg"]
+    with pytest.raises(FedunfoldError, match=r"digits-label-skew: fedavg, trial .*learning rate"):
+        rep.work_off(rep.tasks(case, run), rep.Records(tmp_path), "cpu", 2, lambda name, cost: None)
 
 
 def test_records_hold_what_the_trials_cost(tmp_path: Path) -> None:
-    env = tiny()  # 3, 4 and 6 steps a round
+    case = rep.Case(tiny())  # 3, 4 and 6 steps a round
+    run = [entry for entry in entries(case.env) if entry.name in ("fedavg", "fedavg-budget")]
     records = rep.Records(tmp_path)
-    do_all(env, records)
-    trials = records.trials(env.name, "fedavg")
+    work(case, run, records)
+    trials = records.trials(case, "fedavg", 2)
     assert [trial["client_steps"] for trial in trials] == [39, 39]
     assert [trial["participations"] for trial in trials] == [9, 9]
-    assert [trial["rounds"] for trial in records.trials(env.name, "fedavg-budget")] == [9, 9]
+    assert [trial["rounds"] for trial in records.trials(case, "fedavg-budget", 2)] == [9, 9]
+    assert len(records.trials(case, "fedavg", 1)) == 1
 
 
-def test_price_of_learning_by_hand(tmp_path: Path) -> None:
+def test_price_of_learning_by_hand() -> None:
     """5-4-3 network: 39 numbers. Once over 7, 4 and 9 samples in threes: 3 + 2 + 3 steps."""
-    env = tiny()
-    records = rep.Records(tmp_path)
-    do_all(env, records)
+    case = rep.Case(tiny())
+    found = {entry.name: entry for entry in entries(case.env)}
+    trials = [{"rounds": 3, "client_steps": 39, "participations": 9}]
 
-    def cost(name: str) -> tuple[float, float, float]:
-        return paper.price(env, SETTING, name, records.trials(env.name, name))
+    def cost(name: str, **learning: Any) -> tuple[float, float, float]:
+        entry = found[name]
+        if learning and entry.learning is not None:
+            entry = replace(entry, learning=replace(entry.learning, **learning))
+        return tables.price(case, entry, trials)
 
     megabyte = 39 * 4 / 1e6
     assert cost("fedavg") == pytest.approx((3, 39, 18 * megabyte))
     assert cost("duw-fedavg") == pytest.approx((3 + 2 * 3, 39 + 2 * (39 + 8), (18 + 2 * (18 + 6)) * megabyte))
+    assert cost("duw-fedavg", draws=2) == pytest.approx((3 + 4 * 3, 39 + 4 * (39 + 8), (18 + 4 * (18 + 6)) * megabyte))
     exact = (3 + 2 * 6, 39 + 2 * (4 * 39 + 8), (18 + 2 * (45 + 6)) * megabyte)
     assert cost("duw-fedavg-exact") == pytest.approx(exact)
 
 
-def test_rate_figures(tmp_path: Path) -> None:
+def test_rounds_to_a_milestone() -> None:
+    trials = [{"accuracies": [0.2, 0.6, 0.5]}, {"accuracies": [0.4, 0.6, 0.9]}]
+    assert [tables.rounds_to(trials, percent) for percent in (30, 60, 70, 71)] == [1, 2, 3, None]
+
+
+def test_variants_change_one_thing_each() -> None:
+    ours, *others = [e for e in rep.entries("variants", tiny(), SETTING) if e.learning is not None]
+    assert ours.name == "fedunfold"
+    fields = ("base", "update", "absent", "learning")
+    seen = [tuple(getattr(entry, name) for name in fields) for entry in (ours, *others)]
+    assert len({str(entry) for entry in seen}) == len(seen), "two variants are the same"
+    for entry in others[:-1]:
+        if entry.name != "exact-final-balanced":
+            assert sum(getattr(entry, name) != getattr(ours, name) for name in fields) == 1, entry.name
+
+
+def test_variants_are_tested_on_what_clients_hold_out(tmp_path: Path) -> None:
+    case = rep.Case(environment("digits-label-skew").with_(rounds=2), held_out=0.2)
+    run = [entry for entry in entries(case.env, "variants") if entry.name == "fedavg-remember"]
     records = rep.Records(tmp_path)
-    env = tiny()
-    for task in list(rep.rate_tasks(env, SETTING, records))[:3]:
-        task.do()
-    rounds, variances = paper.rate_points(records, env.name)
+    work(case, run, records)
+    accuracies = [trial["accuracies"][-1] for trial in records.trials(case, "fedavg-remember", 2)]
+    held_out = len(case.env.load().held_out(0.2, 0).y_test)
+    assert all((accuracy * held_out) % 1 == pytest.approx(0, abs=1e-6) for accuracy in accuracies)
+    assert case.name == "digits-label-skew-held-out"
+
+
+def test_rate_figures(tmp_path: Path) -> None:
+    records, case = rep.Records(tmp_path), rep.Case(tiny())
+    run = entries(case.env, "rate")[:3]
+    work(case, run, records)
+    rounds, variances = tables.rate_points(case, records)
     assert rounds == [4, 6, 8]
     assert all(0 < variance < 1 for variance in variances)
-    assert paper.rate_fit([4, 16], [0.5, 0.25])[0] == pytest.approx(-0.5)
-    assert "| 4 |" in paper.rate_markdown(records, env.name)
+    assert tables.rate_fit([4, 16], [0.5, 0.25])[0] == pytest.approx(-0.5)
+    text = Results(SETTING, {"rate": [(case, run)]}).write(tmp_path, "x", records).read_text()
+    assert "| 4 |" in text
+    assert (tmp_path / "rate.png").stat().st_size > 10_000
+
+
+def test_findings_by_hand(tmp_path: Path) -> None:
+    """Two rounds of records made up for the communication skew: ahead by 2 at the end, ordered but for one pair."""
+    env = tiny(dict.fromkeys("abcde", 9), reliability={"a": 0.2, "b": 0.3, "c": 0.8, "d": 0.9, "e": 1.0})
+    case, records = rep.Case(env.with_(name="mnist-4", rounds=5)), rep.Records(tmp_path)
+    run = [rep.Entry(name, name, 5, 1) for name in ("fedavg", "dr-fedavg", "duw-fedavg")]
+    for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 0, 42, 53]), strict=True):
+        file = records.folder / case.name / entry.name / "trial-0.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"accuracies": [value / 100 for value in curve]}))
+    learned = [entry for entry in entries(case.env, "mnist") if entry.name == "duw-fedavg"]
+    work(case, [replace(learned[0], trials=0)], records)
+    weights = records.weights(case, "duw-fedavg")
+    assert weights is not None
+    made_up = torch.tensor([[0.1, 0.05, 0.2, 0.3, 0.35]], dtype=torch.float64).repeat(5, 1)
+    records.keep_weights(case, "duw-fedavg", replace(weights, weights=made_up), 0.0)
+    above, ahead, ordered = findings(case, run, records)
+    assert (above.seen, above.holds) == ("by at least 1.0", True)
+    assert (ahead.seen, ahead.holds) == ("+2.0", True)
+    assert (ordered.seen, ordered.holds) == ("0.90", True)
+    assert findings(case, [*run, rep.Entry("fedprox", "fedprox", 5, 1)], records) == []
 
 
 def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
@@ -83,6 +211,24 @@ def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     rep.check_same(records, rep.Setting(trials=5))
     with pytest.raises(InputError, match="another schedule, seed or device"):
         rep.check_same(records, rep.Setting(seed=1))
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    records, case = rep.Records(tmp_path), rep.Case(tiny())
+    file = records.folder / case.name / "fedavg" / "trial-0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"accuracies": [0.')
+    with pytest.raises(InputError, match=r"trial-0\.json is damaged"):
+        records.trials(case, "fedavg", 1)
+
+
+def test_only_what_was_asked_for() -> None:
+    results = Results.of(["digits"], SETTING, None, ["digits-flaky", "fedavg", "duw-fedavg"])
+    assert [(case.name, [entry.name for entry in run]) for case, run in results.cases()] == [
+        ("digits-flaky", ["fedavg", "duw-fedavg"])
+    ]
+    with pytest.raises(InputError, match="--only fedavgg"):
+        Results.of(["digits"], SETTING, None, ["fedavgg"])
 
 
 def test_assignment(tmp_path: Path) -> None:
@@ -99,7 +245,7 @@ def test_assignment(tmp_path: Path) -> None:
 
 def test_presets_have_the_papers_settings() -> None:
     """Table of the experiments: clients, epochs, reliabilities, rounds, batch size, outer schedule."""
-    names = [name for study in rep.ENVIRONMENTS.values() for name in study]
+    names = [name for study in ("mnist", "rate", "dogs") for name in rep.ENVIRONMENTS[study]]  # type: ignore[index]
     found = {name: environment(name) for name in names}
     epochs = {name: [client.epochs for client in env.clients] for name, env in found.items()}
     assert epochs["mnist-3"] == [2, 1, 1, 1, 1]

@@ -19,6 +19,7 @@ from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import unfold, weights_of
+from fedunfold.unfolding.learner import _pull
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox
 from fedunfold.weighting.learned import LearnedWeights
 from tests.federations import label_skewed, simulated, tiny
@@ -145,6 +146,91 @@ def test_squares_over_their_sum(row: list[float]) -> None:
     assert_on_simplex(weights_of(theta.repeat(2, 1)))
 
 
+# --- more than the paper -----------------------------------------------------------------------------------
+
+
+def test_step_sizes_are_learned_beside_the_weights() -> None:
+    """The first iteration by hand: Adam moves every root by `lr` against the sign of its gradient."""
+    env = label_skewed()
+    federation = simulated(env)
+    theta = (torch.tensor([12, 12, 4], dtype=torch.float64) / 28).sqrt().repeat(3, 1)
+    start = federation.initial_model("learn-0")
+    found = unfold(federation, theta, Algorithm(), OuterLoss(), "exact", run="learn-0", model=start)
+    result = learned(env, iterations=1, adjoint="exact", step_sizes="learned")
+    sizes = result.settings["algorithm"]["step_sizes"]
+    assert sizes == pytest.approx([(1 - 0.1 * sign) ** 2 for sign in found.step_gradient.sign().tolist()])
+    torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * found.gradient.sign()))
+
+
+def test_learned_step_sizes_lower_the_loss_further() -> None:
+    ones, learned_ones = (
+        learned(label_skewed(), iterations=15, adjoint="exact", step_sizes=kind) for kind in ("one", "learned")
+    )
+    assert learned_ones.losses[-1] < 0.98 * ones.losses[-1]
+    assert ones.settings["algorithm"]["step_sizes"] == ()
+
+
+def test_a_step_averages_its_draws() -> None:
+    env = tiny(reliability=0.6)
+    federation = simulated(env)
+    sizes = torch.tensor(federation.data.sizes, dtype=torch.float64)
+    theta = (sizes / sizes.sum()).sqrt().repeat(3, 1)
+    start = federation.initial_model("learn-0")
+    found = [
+        unfold(federation, theta, Algorithm(), OuterLoss(), "first_order", run=run, model=start)
+        for run in ("learn-0", "learn-0-1", "learn-0-2")
+    ]
+    result = learned(env, iterations=1, draws=3)
+    assert len({part.loss for part in found}) == 3
+    assert result.losses[0].item() == pytest.approx(sum(part.loss for part in found) / 3)
+    mean = torch.stack([part.gradient for part in found]).mean(0)
+    torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * mean.sign()))
+
+
+def test_shared_rounds_have_the_same_weights_and_step_sizes() -> None:
+    result = learned(tiny(rounds=5, reliability=0.7), shared_rounds=2, step_sizes="learned")
+    weights, sizes = result.weights, result.settings["algorithm"]["step_sizes"]
+    for first, second in ((0, 1), (2, 3)):
+        assert torch.equal(weights[first], weights[second])
+        assert sizes[first] == sizes[second]
+    assert len({tuple(row) for row in weights.tolist()}) == 3
+
+
+def test_a_strong_pull_keeps_the_sizes() -> None:
+    free, held = (learned(label_skewed(), iterations=30, lr=0.02, pull=pull) for pull in (0.0, 100.0))
+    away = [(result.weights - result.history[0]).abs().max().item() for result in (free, held)]
+    assert away[1] < 0.2 * away[0]
+
+
+@settings(max_examples=20)
+@given(row=st.lists(st.floats(0.1, 2), min_size=2, max_size=5), strength=st.floats(0.1, 10))
+def test_the_pull_is_the_gradient_of_its_penalty(row: list[float], strength: float) -> None:
+    theta = torch.tensor([row, row[::-1]], dtype=torch.float64, requires_grad=True)
+    shares = torch.arange(1, len(row) + 1, dtype=torch.float64)
+    shares = shares / shares.sum()
+    penalty = strength * (shares * (shares / weights_of(theta)).log()).sum(1).mean()
+    expected = torch.autograd.grad(penalty, theta)[0]
+    torch.testing.assert_close(_pull(theta.detach(), shares, strength), expected)
+
+
+# --- going on ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_learning_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
+    federation, file = simulated(label_skewed()), tmp_path / "checkpoint.safetensors"
+    whole = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
+    again = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
+    assert torch.equal(again.history, whole.history)
+    with pytest.raises(InputError, match="of another learning"):
+        learn(federation, 3, learning=Learning(iterations=2, lr=0.3), checkpoint=file)
+    with pytest.raises(InputError, match="of another learning"):
+        learn(federation, 3, learning=Learning(iterations=2), digest="other", checkpoint=file)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(InputError, match="is damaged"):
+        learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
+
+
 # --- randomness --------------------------------------------------------------------------------------------
 
 
@@ -201,6 +287,11 @@ def test_learning_needs_rounds(rounds: int) -> None:
         ({"adjoint": "second_order"}, "'first_order' or 'exact', not 'second_order'"),
         ({"outer": "mean"}, "unknown outer loss 'mean'"),
         ({"initial_model": "new"}, "'fixed' or 'resample', not 'new'"),
+        ({"draws": 0}, "at least 1 draw, not 0"),
+        ({"pull": -1.0}, "a finite number >= 0, not -1"),
+        ({"pull": float("inf")}, "a finite number >= 0, not inf"),
+        ({"step_sizes": "two"}, "'one' or 'learned', not 'two'"),
+        ({"shared_rounds": 0}, "at least 1 round, not 0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

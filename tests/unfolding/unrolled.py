@@ -4,8 +4,6 @@ Slow and simple on purpose: it shares with the package only the draws of minibat
 every gradient is checked against.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from fedunfold.simulation.schedule import Draw
 
 
 class Unrolled:
-    """L(θ) of an environment, differentiable by autograd."""
+    """L(θ, s) of an environment, differentiable by autograd."""
 
     def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
         self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
@@ -83,7 +81,7 @@ class Unrolled:
             wk = wk - lr * c * (gradient + update.mu * (wk - w))
         return (w + scale * (wk - w) if update.accumulate else wk), loss
 
-    def __call__(self, theta: Tensor, w: Tensor, run: str) -> Tensor:
+    def __call__(self, theta: Tensor, step_sizes: Tensor, w: Tensor, run: str) -> Tensor:
         w = w.clone().requires_grad_()
         clients = range(len(self.data.keys))
         total = torch.zeros((), dtype=torch.float64)
@@ -114,7 +112,7 @@ class Unrolled:
             u = torch.zeros_like(w)
             for k, delta in deltas.items():
                 u = u + squares[k] / norm * delta
-            w, m, v = self.server(w, u, m, v)
+            w, m, v = self.server(w, step_sizes[t] * u, m, v)
         for k in clients:
             for x, y in self.batches(run, len(theta), k):
                 total = total + self.outer_loss(w, x, y, self.env.epochs(k, len(theta)))
@@ -132,10 +130,10 @@ class Unrolled:
         return w + s.lr * m / (v.sqrt() + s.tau), m, v
 
 
-def gradient_of(
-    unrolled: Callable[[Tensor, Tensor, str], Tensor], theta: Tensor, w: Tensor, run: str
-) -> tuple[float, Tensor]:
-    """(L, dL/dθ) by autograd."""
+def gradients_of(unrolled: Unrolled, theta: Tensor, w: Tensor, run: str) -> tuple[float, Tensor, Tensor]:
+    """(L, dL/dθ, dL/ds) by autograd."""
     theta = theta.clone().requires_grad_()
-    loss = unrolled(theta, w, run)
-    return float(loss.detach()), torch.autograd.grad(loss, theta)[0]
+    sizes = [unrolled.algorithm.step_size(t) for t in range(len(theta))]
+    step_sizes = torch.tensor(sizes, dtype=theta.dtype, requires_grad=True)
+    loss = unrolled(theta, step_sizes, w, run)
+    return float(loss.detach()), *torch.autograd.grad(loss, (theta, step_sizes))

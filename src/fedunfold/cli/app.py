@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedunfold.environments import Environment
     from fedunfold.experiments.methods import Method
     from fedunfold.report.run_folder import RunFolder
-    from fedunfold.unfolding import Learning
 
 DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without being asked
 
@@ -89,6 +88,7 @@ def demo(
 
 
 @app.command(epilog="Example: fedunfold learn digits-label-skew --out runs/digits --adjoint exact")
+@opt.with_learning
 def learn(
     env: opt.Env,
     out: opt.Out = None,
@@ -96,19 +96,18 @@ def learn(
     format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
+    method: Annotated[
+        str, typer.Option("--method", help="What the weights are for: duw-fedavg, duw-fednova, fedunfold, …")
+    ] = "duw-fedavg",
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
-    adjoint: opt.Adjoint = "first_order",
-    outer: opt.Outer = "path",
     absent_loss: opt.AbsentLoss = "evaluate",
-    schedule: opt.Schedule = "fast",
-    iterations: opt.Iterations = None,
-    outer_lr: opt.OuterLr = None,
-    initial_model: opt.InitialModel = "fixed",
     fraction: opt.Fraction = 1.0,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    *,
+    learning: opt.LearningOptions,
 ) -> None:
     """Learn aggregation weights for an environment, and save them."""
     from dataclasses import replace
@@ -116,14 +115,14 @@ def learn(
     import torch
 
     from fedunfold.cli import console
+    from fedunfold.experiments import methods
     from fedunfold.experiments.learning import learn_weights
-    from fedunfold.experiments.methods import changed, method
     from fedunfold.report.run_folder import of_learning
 
     environment = _environment(env, seed, rounds)
-    learning = _learning(environment, schedule, iterations, outer_lr, adjoint, outer, initial_model)
-    algorithm = changed(method("fedavg"), update=update, server=server, absent=absent).algorithm
-    algorithm = replace(algorithm, absent_loss=absent_loss)
+    chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent)
+    how = learning.changing(chosen.learning, environment)
+    algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
     folder = _folder("learn", environment, out, overwrite)
     interrupted = False
     with folder, console.ProgressWatcher() as watcher:
@@ -131,19 +130,17 @@ def learn(
             learned = learn_weights(
                 environment,
                 algorithm=algorithm,
-                learning=learning,
+                learning=how,
                 fraction=fraction,
                 device=device,
                 dtype=getattr(torch, dtype),
-                on_iteration=lambda so_far: watcher.learning("learn", so_far, learning.iterations),
+                on_iteration=lambda so_far: watcher.learning("learn", so_far, how.iterations),
             )
         except KeyboardInterrupt:
             if "learn" not in watcher.learned:
                 raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
             learned, interrupted = watcher.learned["learn"], True
-    folder.write(
-        *("learn", environment, of_learning(learned)), algorithm=algorithm, learning=learning, fraction=fraction
-    )
+    folder.write(*("learn", environment, of_learning(learned)), algorithm=algorithm, learning=how, fraction=fraction)
     file, done = folder.path / "weights.safetensors", len(learned.losses)
     if format == "json":
         console.print_json(
@@ -161,7 +158,7 @@ def learn(
         console.out.print(console.weights_table(learned))
         console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
     if interrupted:
-        raise Stopped(f"stopped after {done} of {learning.iterations} outer iterations; what was learned is saved.")
+        raise Stopped(f"stopped after {done} of {how.iterations} outer iterations; what was learned is saved.")
 
 
 @app.command(epilog="Example: fedunfold run digits-label-skew --rule dr:q=1 --absent drop")
@@ -238,7 +235,8 @@ def run(
         console.say(f"records and the trained model are in {folder.path}")
 
 
-@app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,duw-fedavg --trials 5")
+@app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")
+@opt.with_learning
 def compare(
     env: opt.Env,
     methods: Annotated[
@@ -249,12 +247,6 @@ def compare(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
-    adjoint: opt.Adjoint = "first_order",
-    outer: opt.Outer = "path",
-    schedule: opt.Schedule = "fast",
-    iterations: opt.Iterations = None,
-    outer_lr: opt.OuterLr = None,
-    initial_model: opt.InitialModel = "fixed",
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
     format: opt.Format = "text",
@@ -262,10 +254,11 @@ def compare(
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    *,
+    learning: opt.LearningOptions,
 ) -> None:
     """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
     environment = _environment(env, seed, rounds)
-    learning = _learning(environment, schedule, iterations, outer_lr, adjoint, outer, initial_model)
     _compare(
         "compare",
         environment,
@@ -291,31 +284,23 @@ def _compare(
     device: str,
     dtype: opt.Precision = "float32",
     parts: dict[str, str | None] | None = None,
-    learning: "Learning | None" = None,
+    learning: opt.LearningOptions | None = None,
     show_weights: bool = False,
 ) -> None:
     import torch
 
     from fedunfold.cli import console
     from fedunfold.experiments import comparing
-    from fedunfold.experiments.methods import changed, method
     from fedunfold.report.run_folder import of_comparison
 
     ending: Stopped | FedunfoldError | None = None
     with folder, console.ProgressWatcher() as watcher:
         try:
-            chosen = [
-                changed(
-                    _from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name),
-                    **(parts or {}),
-                )
-                for name in names
-            ]
+            chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
             comparison = comparing.compare(
                 environment,
                 chosen,
                 trials=trials,
-                learning=learning,
                 device=device,
                 dtype=getattr(torch, dtype),
                 watcher=watcher,
@@ -368,26 +353,17 @@ def _environment(name: str, seed: int | None, rounds: int | None) -> "Environmen
     return found.with_(**changes) if changes else found
 
 
-def _learning(
-    environment: "Environment",
-    schedule: opt.Schedule,
-    iterations: int | None,
-    lr: float | None,
-    adjoint: opt.Adjoint,
-    outer: opt.Outer,
-    initial_model: opt.InitialModel,
-) -> "Learning":
-    from fedunfold.unfolding import FAST, Learning
+def _chosen(
+    name: str, environment: "Environment", parts: dict[str, str | None], learning: opt.LearningOptions | None
+) -> "Method":
+    """A method by its name or by the file of its weights, with the parts and the learning asked for."""
+    from dataclasses import replace
 
-    published = environment.paper
-    scheduled_iterations, scheduled_lr = FAST if schedule == "fast" else (published.iterations, published.lr)
-    return Learning(
-        iterations=scheduled_iterations if iterations is None else iterations,
-        lr=scheduled_lr if lr is None else lr,
-        adjoint=adjoint,
-        outer=outer,
-        initial_model=initial_model,
-    )
+    from fedunfold.experiments.methods import changed, method
+
+    named = _from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)
+    named = changed(named, **parts)
+    return named if learning is None else replace(named, learning=learning.changing(named.learning, environment))
 
 
 def _from_file(path: Path, environment: "Environment", mapped: bool) -> "Method":

@@ -3,10 +3,18 @@
 The choices are those of the library, written down again: reading them there would load torch for `--help`.
 """
 
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from fedunfold.environments import Environment
+    from fedunfold.unfolding import Learning
 
 Env = Annotated[
     str, typer.Argument(metavar="ENV", help="A bundled environment (`fedunfold env list`) or a .toml file.")
@@ -40,26 +48,74 @@ Absent = Annotated[
     Literal["keep", "drop", "remember"] | None,
     typer.Option("--absent", help="Absent clients: keep the old model, drop out, remember the last update."),
 ]
-Adjoint = Annotated[
-    Literal["first_order", "exact"],
-    typer.Option("--adjoint", help="Gradient: first_order (one run) or exact (about four)."),
-]
-Outer = Annotated[
-    Literal["path", "sample", "balanced", "final", "final-balanced", "mse"],
-    typer.Option("--outer", help="What weights are learned for; balanced counts all classes alike."),
-]
 AbsentLoss = Annotated[
     Literal["evaluate", "skip"],
     typer.Option("--absent-loss", help="Whether absent clients' losses count in the learning."),
 ]
-Schedule = Annotated[
-    Literal["fast", "paper"],
-    typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
-]
-Iterations = Annotated[int | None, typer.Option("--iterations", help="Outer iterations M.")]
-OuterLr = Annotated[float | None, typer.Option("--outer-lr", help="Outer step size (Adam).")]
-InitialModel = Annotated[
-    Literal["fixed", "resample"],
-    typer.Option("--initial-model", help="The same in every outer iteration, or a fresh one."),
-]
+Schedule = Literal["fast", "paper"]
 Fraction = Annotated[float, typer.Option("--fraction", help="Part of its data that each client gives to the learning.")]
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """How weights are learned; what is not said is left as the method has it."""
+
+    adjoint: Annotated[
+        Literal["first_order", "exact"] | None,
+        typer.Option("--adjoint", help="Gradient: first_order (one run) or exact (about four)."),
+    ] = None
+    outer: Annotated[
+        Literal["path", "sample", "balanced", "final", "final-balanced", "mse"] | None,
+        typer.Option("--outer", help="What weights are learned for; balanced counts all classes alike."),
+    ] = None
+    schedule: Annotated[
+        Schedule | None,
+        typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
+    ] = None
+    iterations: Annotated[int | None, typer.Option("--iterations", help="Outer iterations M.")] = None
+    lr: Annotated[float | None, typer.Option("--outer-lr", help="Outer step size (Adam).")] = None
+    initial_model: Annotated[
+        Literal["fixed", "resample"] | None,
+        typer.Option("--initial-model", help="The same in every outer iteration, or a fresh one."),
+    ] = None
+    draws: Annotated[int | None, typer.Option("--draws", help="Runs averaged in every outer iteration.")] = None
+    pull: Annotated[
+        float | None, typer.Option("--pull", help="How strongly weights are held near the clients' sizes.")
+    ] = None
+    step_sizes: Annotated[
+        Literal["one", "learned"] | None,
+        typer.Option("--step-sizes", help="Whether the server's step of every round is learned too."),
+    ] = None
+    shared_rounds: Annotated[
+        int | None, typer.Option("--shared-rounds", help="Rounds in a row that share their weights.")
+    ] = None
+
+    def changing(self, learning: "Learning", environment: "Environment") -> "Learning":
+        """A method's learning, changed as the command line says."""
+        from fedunfold.unfolding import FAST
+
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        schedule = said.pop("schedule", None)
+        if schedule is not None:
+            published = environment.paper
+            iterations, lr = FAST if schedule == "fast" else (published.iterations, published.lr)
+            said = {"iterations": iterations, "lr": lr} | said
+        return replace(learning, **said)
+
+
+def with_learning(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `learning: LearningOptions` an option for each of its fields instead."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        said = {name: arguments.pop(name) for name in names}
+        command(**arguments, learning=LearningOptions(**said))
+
+    hints = get_type_hints(LearningOptions, include_extras=True)
+    names = [option.name for option in fields(LearningOptions)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(kind=keyword) for p in inspect.signature(command).parameters.values() if p.name != "learning"]
+    added = [inspect.Parameter(name, keyword, default=None, annotation=hints[name]) for name in names]
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return run

@@ -1,4 +1,4 @@
-"""`fedunfold reproduce`: the paper's experiments."""
+"""`fedunfold reproduce`: the paper's experiments, and ours beyond it."""
 
 import shlex
 import time
@@ -12,63 +12,69 @@ from fedunfold.cli import options as opt
 
 
 def reproduce(
-    experiments: Annotated[
-        Literal["mnist", "rate", "dogs", "all"], typer.Argument(help="Which of the paper's experiments.")
+    study: Annotated[
+        Literal["mnist", "rate", "dogs", "variants", "digits", "all"],
+        typer.Argument(
+            help="The paper's experiments; the variants our recommended setting was chosen among; or digits, the "
+            "paper's four kinds of skew on data that is installed with scikit-learn."
+        ),
     ],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for records and results.")] = None,
     trials: opt.Trials = 10,
-    schedule: opt.Schedule = "fast",
+    schedule: Annotated[
+        opt.Schedule,
+        typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
+    ] = "fast",
     assignment: Annotated[
         Path | None,
         typer.Option("--assignment", metavar="FILE", help="Classes and shares per client for dogs (JSON)."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="ENV", help="Just this environment; may be repeated."),
+        typer.Option("--only", metavar="NAME", help="Just this environment or method; may be repeated."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Processes at work, one thread each; as many as there are cores."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
     device: opt.Device = "cpu",
     format: opt.Format = "text",
 ) -> None:
     """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
-    from typing import get_args
+    import torch
 
     from fedunfold.cli import console
     from fedunfold.experiments import reproduction as rep
-    from fedunfold.report.paper import write_results
+    from fedunfold.experiments.learning import device_of
+    from fedunfold.report.paper import Results
     from fedunfold.report.run_folder import make_writable
 
     setting = rep.Setting(schedule, trials, seed, device)
-    folder = out or Path("runs") / f"reproduce-{experiments}"
+    device_of(device)
+    folder = out or Path("runs") / f"reproduce-{study}"
+    wanted = rep.STUDIES if study == "all" else (study,)
+    results = Results.of(wanted, setting, assignment, only or ())
     make_writable(folder)
     records = rep.Records(folder / "records")
-    wanted = get_args(rep.Study) if experiments == "all" else (experiments,)
-    studies = {}
-    for study in wanted:
-        envs = rep.environments(study, setting, assignment if study == "dogs" else None)
-        envs = [env for env in envs if not only or env.name in only]
-        if envs:
-            studies[study] = envs
     rep.check_same(records, setting)
-    todo = [
-        task
-        for study, envs in studies.items()
-        for env in envs
-        for task in (rep.rate_tasks if study == "rate" else rep.tasks)(env, setting, records)
-        if not task.done()
-    ]
+    todo = [task for case, entries in results.cases() for task in rep.tasks(case, entries) if not task.done(records)]
     began = time.monotonic()
     with console.progress() as bars:
-        bar = bars.add_task("reproducing", total=len(todo), note="")
+        bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
         try:
-            for task in todo:
-                bars.update(bar, note=task.name)
-                task.do()
-                bars.advance(bar)
+            rep.work_off(
+                todo,
+                records,
+                device,
+                jobs or (torch.get_num_threads() if device == "cpu" else 1),
+                lambda name, cost: bars.update(bar, advance=cost, note=name),
+            )
         except KeyboardInterrupt:
             raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
-    command = shlex.join(["fedunfold", "reproduce", experiments, "--schedule", schedule])
-    file = write_results(folder, command, setting, studies, records)
+    options = ["--assignment", assignment.name] if assignment else []
+    command = shlex.join(["fedunfold", "reproduce", study, "--schedule", schedule, *options])
+    file = results.write(folder, command, records)
     seconds = time.monotonic() - began
     if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})

@@ -89,15 +89,34 @@ class FederatedData:
         """Each client keeps ⌈fraction · N_k⌉ of its rows, drawn by (seed, its key), in their old order."""
         if not 0 < fraction <= 1:
             raise InputError(f"The fraction of data kept must lie in (0, 1], not {fraction}.")
-        if fraction == 1:
-            return self
-        kept = []
+        return self if fraction == 1 else self._with_rows(self._drawn(fraction, seed, "fraction"))
+
+    def held_out(self, fraction: float, seed: int) -> "FederatedData":
+        """Each client gives up `fraction` of its rows, and these are the test set.
+
+        For choosing among settings: the real test set stays unseen.
+        """
+        if not 0 < fraction < 1:
+            raise InputError(f"The fraction of data held out must lie in (0, 1), not {fraction}.")
+        kept = self._drawn(1 - fraction, seed, "held-out")
+        away = torch.ones(len(self.y), dtype=torch.bool)
+        away[np.concatenate(kept)] = False
+        if not bool(away.any()):
+            raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
+        return replace(self._with_rows(kept), x_test=self.x[away], y_test=self.y[away])
+
+    def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
+        """⌈fraction · N_k⌉ rows of every client."""
+        drawn = []
         for key, start, size in zip(self.keys, self.offsets, self.sizes, strict=False):
             # Rounding first: 0.1 · 30 is a hair above 3 in floating point and would keep a fourth row.
             count = max(1, math.ceil(round(fraction * size, 9)))
-            kept.append(start + np.sort(generator(seed, "fraction", key).permutation(size)[:count]))
-        rows = torch.from_numpy(np.concatenate(kept))
-        return replace(self, x=self.x[rows], y=self.y[rows], offsets=_offsets([len(part) for part in kept]))
+            drawn.append(start + np.sort(generator(seed, purpose, key).permutation(size)[:count]))
+        return drawn
+
+    def _with_rows(self, rows: list[np.ndarray]) -> "FederatedData":
+        kept = torch.from_numpy(np.concatenate(rows))
+        return replace(self, x=self.x[kept], y=self.y[kept], offsets=_offsets([len(part) for part in rows]))
 
 
 def _offsets(sizes: list[int]) -> tuple[int, ...]:

@@ -149,7 +149,8 @@ def compare(
 
     A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
     weights (used with what they were learned for), or a `Method`.
-    Those with learned weights learn them once, before their trials; trial i draws the same for every method.
+    Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
+    draws the same for every method.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -172,28 +173,30 @@ def compare(
             check_learnable(entry.algorithm)
         else:
             _fitting(entry.rule, env, model)
-    learning = learning or Learning()
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     results = []
     for entry in chosen:
-        rule = entry.rule if entry.rule is None else _fitting(entry.rule, env, model)
+        rule, algorithm = entry.rule, entry.algorithm
         if rule is None:
+            how = learning or entry.learning
 
-            def report(so_far: LearnedWeights, name: str = entry.name) -> None:
-                watcher.learning(name, so_far, learning.iterations)
+            def report(so_far: LearnedWeights, name: str = entry.name, how: Learning = how) -> None:
+                watcher.learning(name, so_far, how.iterations)
 
             rule = learn_weights(
                 env,
                 algorithm=entry.algorithm,
-                learning=learning,
+                learning=how,
                 model=model,
                 device=device,
                 dtype=dtype,
                 on_iteration=report,
             )
+            algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
+        rule = _fitting(rule, env, model)
         runs = []
         for trial in range(trials):
-            outcome = run_rounds(federation, rule, env.rounds, algorithm=entry.algorithm, run=f"trial-{trial}")
+            outcome = run_rounds(federation, rule, env.rounds, algorithm=algorithm, run=f"trial-{trial}")
             runs.append(outcome)
             watcher.trial(entry.name, trial, trials, outcome)
         learned = rule if isinstance(rule, LearnedWeights) else None

@@ -46,6 +46,7 @@ def learn_weights(
     fraction: float = 1.0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
     on_iteration: Callable[[LearnedWeights], None] | None = None,
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
@@ -53,6 +54,7 @@ def learn_weights(
     `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
     they are learned, `model` a function that builds a classifier in place of the environment's own. With a
     `fraction` below 1, every client gives only that part of its data to the learning.
+    A `checkpoint` file lets an interrupted learning go on.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
@@ -70,5 +72,6 @@ def learn_weights(
         algorithm=algorithm,
         learning=learning,
         digest=digest_of(env, model),
+        checkpoint=checkpoint,
         on_iteration=on_iteration,
     )

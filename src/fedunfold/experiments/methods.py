@@ -12,19 +12,21 @@ A name is [prefix-]base. The base says how clients and server update, the prefix
 | fedyogi   | sgd          | yogi    |   | duw-     | learned            |
 | fedadagrad| sgd          | adagrad |   |          |                    |
 
-``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg.
+``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the setting we
+recommend: nova's local update, learned weights and step sizes, and a server that remembers absent clients.
 """
 
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fedunfold import server, updates, weighting
 from fedunfold.aggregation import check_absent
 from fedunfold.errors import InputError
 from fedunfold.rounds import Algorithm
+from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import WeightingRule, as_rule
 
@@ -68,7 +70,7 @@ ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
 
 @dataclass(frozen=True)
 class Method:
-    """A named way to train a federation. Without a rule, weights are learned for it first.
+    """A named way to train a federation. Without a rule, weights are learned for it first, by `learning`.
 
     >>> Method("dropping nova", Algorithm(updates.nova(), absent="drop"), weighting.uniform()).algorithm.absent
     'drop'
@@ -77,16 +79,25 @@ class Method:
     name: str
     algorithm: Algorithm
     rule: WeightingRule | None
+    learning: Learning = field(default_factory=Learning)
 
     def __post_init__(self) -> None:
         if self.rule is not None:
             object.__setattr__(self, "rule", as_rule(self.rule))
 
 
+RECOMMENDED = Method(
+    "fedunfold",
+    Algorithm(updates.nova(), absent="remember"),
+    None,
+    Learning(iterations=25, lr=0.015, outer="balanced", step_sizes="learned"),
+)
+
+
 def method_names() -> tuple[str, ...]:
     """Every name that `method` knows."""
     prefixed = [f"{prefix}-{base}" for prefix in PREFIXES for base in BASES]
-    return (*BASES, *ALIASES, *prefixed)
+    return (*BASES, *ALIASES, *prefixed, RECOMMENDED.name)
 
 
 def method(name: str) -> Method:
@@ -95,6 +106,8 @@ def method(name: str) -> Method:
     >>> method("dr-fednova").algorithm.update.name
     'nova'
     """
+    if name == RECOMMENDED.name:
+        return RECOMMENDED
     canonical = ALIASES.get(name, name)
     prefix, _, base = canonical.rpartition("-")
     if base not in BASES or (prefix and prefix not in PREFIXES):
@@ -127,7 +140,7 @@ def changed(
     if rule is not None:
         weigh = part("rule", rule, RULES)
     name = " ".join(filter(None, [given.name, update, rule, server, absent]))
-    return Method(name, algorithm, weigh)
+    return Method(name, algorithm, weigh, given.learning)
 
 
 def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:

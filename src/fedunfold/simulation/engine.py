@@ -61,7 +61,7 @@ class SimulatedFederation:
         memory_budget: int = 768 * 2**20,
     ) -> None:
         self.environment = environment
-        self._data = data = environment.load() if data is None else data
+        self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
         self._memory_budget = memory_budget
         self._x, self._y = data.x.to(self._device, dtype), data.y.to(self._device)
@@ -88,7 +88,7 @@ class SimulatedFederation:
     @property
     def step_size(self) -> int:
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
-        rows = min(self.environment.batch_size, max(self._data.sizes)) * len(self.clients)
+        rows = min(self.environment.batch_size, max(self.data.sizes)) * len(self.clients)
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
     def initial_model(self, run: str) -> Tensor:
@@ -100,7 +100,7 @@ class SimulatedFederation:
     def train(self, request: RoundRequest) -> RoundReport:
         reliability = [client.reliability for client in self.environment.clients]
         draw = self._draw(request)
-        round = self._round(request, draw.present(self._data.keys, reliability, self.environment.sampled))
+        round = self._round(request, draw.present(self.data.keys, reliability, self.environment.sampled))
         found = _Findings.none(len(self.clients), request.model)
         if len(round.there):
             self._train_present(round, found)
@@ -112,7 +112,7 @@ class SimulatedFederation:
             found.start_loss = self._losses_at(round, asked, per_sample=True)
         return RoundReport(
             round=request.round,
-            keys=self._data.keys,
+            keys=self.data.keys,
             sizes=torch.tensor(self._sizes),
             present=torch.from_numpy(round.present),
             steps=torch.from_numpy(round.steps),
@@ -153,7 +153,7 @@ class SimulatedFederation:
     def evaluate(self, model: Tensor) -> Evaluation:
         x, y = self._test
         predicted, losses = FixedModel(self._kernel, model).predictions(x, y)
-        classes = self._data.classes
+        classes = self.data.classes
         right = torch.bincount(y[predicted == y], minlength=classes).double()
         per_class = right / torch.bincount(y, minlength=classes)
         return Evaluation(float(right.sum() / len(y)), float(losses.double().mean()), per_class.cpu())
@@ -164,10 +164,10 @@ class SimulatedFederation:
         return Draw(self.environment.seed, request.run, request.round)
 
     def _round(self, request: RoundRequest, present: np.ndarray) -> "_Round":
-        offsets, batch_size = self._data.offsets, self.environment.batch_size
+        offsets, batch_size = self.data.offsets, self.environment.batch_size
         shares = [
             Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, request.round))
-            for k, key in enumerate(self._data.keys)
+            for k, key in enumerate(self.data.keys)
         ]
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
@@ -279,7 +279,7 @@ class SimulatedFederation:
         """Accuracy of each client's own model on its own training data."""
         accuracies = []
         for model, k in zip(models, clients, strict=True):
-            rows = slice(self._data.offsets[k], self._data.offsets[k + 1])
+            rows = slice(self.data.offsets[k], self.data.offsets[k + 1])
             predicted, _ = FixedModel(self._kernel, model).predictions(self._x[rows], self._y[rows])
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
@@ -289,14 +289,14 @@ class SimulatedFederation:
         return np.concatenate([sample_coefficients(round.draw, round.shares[k], batch_size) for k in clients])
 
     def _class_weights(self, outer: OuterLoss) -> Tensor | None:
-        weights = outer.class_weights(self._data.label_counts)
+        weights = outer.class_weights(self.data.label_counts)
         return None if weights is None else weights.to(self._device, self._dtype)
 
     # --- small things ------------------------------------------------------------------------------------
 
     def _choose_kernel(self) -> Kernel:
         module = self._seeded_module("shape").to(self._device, self._dtype)
-        check_trainable(module, self._x[:64], self._data.classes)
+        check_trainable(module, self._x[:64], self.data.classes)
         kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module)
         return kernel
 
@@ -312,7 +312,7 @@ class SimulatedFederation:
         """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
         if len(clients) == len(self.clients):
             return slice(None)
-        offsets = self._data.offsets
+        offsets = self.data.offsets
         return torch.cat([torch.arange(offsets[k], offsets[k + 1], device=self._device) for k in clients])
 
     def _tensor(self, values: np.ndarray) -> Tensor:
@@ -324,7 +324,7 @@ class SimulatedFederation:
     def _refuse_divergence(self, walked: Tensor, loss: Tensor, round: "_Round") -> None:
         bad = ~(torch.isfinite(loss) & torch.isfinite(walked.sum(1)))
         if bool(bad.any()):
-            client = self._data.keys[int(round.there[int(torch.nonzero(bad)[0])])]
+            client = self.data.keys[int(round.there[int(torch.nonzero(bad)[0])])]
             raise DivergenceError(
                 f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
                 f"learning rate (now {self.lr})."

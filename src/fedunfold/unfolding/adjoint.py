@@ -1,9 +1,10 @@
 """The gradient of the outer loss in θ, by an adjoint that walks the rounds backwards.
 
-Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}². With λ_t = dL/dw^(t) and the round's direction u = Σ_k α_k m_k
+Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}². With λ_t = dL/dw^(t) and the round's direction u = s_t Σ_k α_k m_k
 (`aggregation`), the server's step hands λ_{t+1} on to w^(t) and to u (`ServerOptimizer.vjp`), and then
 
-    dL/dα_k = ⟨ū, m_k⟩          q_k = dL/dΔ_k = α_k ū   (+ what later rounds still took from memory)
+    dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds still took from memory)
+    dL/ds_t = Σ_k α_k ⟨ū, m_k⟩
     λ_t     = w̄ + Σ_k (∂Δ_k/∂w^(t))ᵀ q_k + Σ_k Σ_τ ∇ℓ^out_b
 
 `first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
@@ -28,10 +29,11 @@ AdjointKind = Literal["first_order", "exact"]
 
 @dataclass(frozen=True)
 class Unfolded:
-    """One pass forwards and backwards: L, dL/dθ [T, K], and w^(T)."""
+    """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], and w^(T)."""
 
     loss: float
     gradient: Tensor
+    step_gradient: Tensor
     model: Tensor
 
 
@@ -82,8 +84,8 @@ def unfold(
         layers.append(_Layer(asked, report.present, report.outer_gradient, server, aggregation))
         server = after
     last = federation.outer(replace(request, round=len(theta), model=server.model))
-    gradient = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
-    return Unfolded(loss + last.loss, gradient, server.model)
+    gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
+    return Unfolded(loss + last.loss, *gradients, server.model)
 
 
 def _walk_back(
@@ -94,9 +96,9 @@ def _walk_back(
     adjoint: Tensor,
     *,
     exact: bool,
-) -> Tensor:
-    """dL/dθ from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached."""
-    gradient = torch.zeros_like(theta)
+) -> tuple[Tensor, Tensor]:
+    """dL/dθ and dL/ds from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached."""
+    gradient, step_gradient = torch.zeros_like(theta), theta.new_zeros(len(theta))
     moments = tuple(torch.zeros_like(moment) for moment in layers[-1].server.moments)
     owed: dict[int, Tensor] = {}
     for t in reversed(range(len(layers))):
@@ -110,12 +112,14 @@ def _walk_back(
             with torch.enable_grad():
                 row = theta[t].detach().requires_grad_()
                 alpha = coefficients(weights_of(row), layer.present, algorithm.absent)
-            to_alpha = torch.zeros_like(row)
-            to_alpha[entering.clients] = (entering.updates() @ to_direction).to(row)
-            gradient[t] = torch.autograd.grad(alpha, row, to_alpha)[0]
+            along = torch.zeros_like(row)
+            along[entering.clients] = (entering.updates() @ to_direction).to(row)
+            step_size = algorithm.step_size(t)
+            step_gradient[t] = alpha.detach() @ along
+            gradient[t] = torch.autograd.grad(alpha, row, step_size * along)[0]
             if exact:
                 for k, share in zip(entering.clients.tolist(), alpha[entering.clients].tolist(), strict=True):
-                    part = share * to_direction
+                    part = step_size * share * to_direction
                     owed[k] = owed[k] + part if k in owed else part
         there = torch.nonzero(layer.present).flatten().tolist()
         if exact and there:
@@ -128,4 +132,4 @@ def _walk_back(
                 f"round {t}: the gradient of the weights is not finite; lower the clients' learning rate "
                 f"(now {federation.lr}), or take the first_order adjoint."
             )
-    return gradient
+    return gradient, step_gradient

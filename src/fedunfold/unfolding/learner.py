@@ -1,17 +1,22 @@
 """The outer loop: run the federation, differentiate, take an Adam step on θ, again."""
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fedunfold.errors import InputError
 from fedunfold.federation import Federation
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm
-from fedunfold.unfolding.adam import Adam
-from fedunfold.unfolding.adjoint import AdjointKind, unfold, weights_of
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.unfolding.progress import Progress
+from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
 
@@ -20,7 +25,13 @@ class Learning:
     """How weights are learned.
 
     `iterations` Adam steps of size `lr` on θ, from θ = √(N_k/N). The initial model is the same in every
-    iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text).
+    iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text). Every step averages the
+    gradients of `draws` runs, each with its own minibatches and absences.
+
+    `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
+    the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
+    learned beside Θ, from σ = 1. `shared_rounds` rounds in a row have the same weights and step size: fewer
+    numbers to learn, and less noise in each.
     """
 
     iterations: int = 40
@@ -28,6 +39,10 @@ class Learning:
     adjoint: AdjointKind = "first_order"
     outer: OuterName = "path"
     initial_model: Literal["fixed", "resample"] = "fixed"
+    draws: int = 1
+    pull: float = 0.0
+    step_sizes: Literal["one", "learned"] = "one"
+    shared_rounds: int = 1
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -39,10 +54,19 @@ class Learning:
             raise InputError(f"the adjoint is 'first_order' or 'exact', not '{self.adjoint}'.")
         if self.initial_model not in ("fixed", "resample"):
             raise InputError(f"the initial model is 'fixed' or 'resample', not '{self.initial_model}'.")
+        if self.draws < 1:
+            raise InputError(f"a step of the learning needs at least 1 draw, not {self.draws}.")
+        if self.shared_rounds < 1:
+            raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds}.")
+        if not 0 <= self.pull < math.inf:
+            raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull}.")
+        if self.step_sizes not in ("one", "learned"):
+            raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
 
 
 FAST = (Learning.iterations, Learning.lr)
 """Outer iterations and step size of the fast schedule; the published one of an environment is in its `paper`."""
+CHECKPOINT_SECONDS = 5.0
 
 
 def check_learnable(algorithm: Algorithm) -> None:
@@ -61,38 +85,85 @@ def learn(
     algorithm: Algorithm | None = None,
     learning: Learning | None = None,
     digest: str = "",
+    checkpoint: Path | None = None,
     on_iteration: Callable[[LearnedWeights], None] | None = None,
 ) -> LearnedWeights:
-    """Learn Θ[T, K] for a federation; `on_iteration` gets what is learned so far after every step."""
+    """Learn Θ[T, K] for a federation; `on_iteration` gets what is learned so far after every step.
+
+    With a `checkpoint`, where the learning stands is written to that file every few seconds, and a file already
+    there is gone on from: the result is the same as without the interruption.
+    """
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     if rounds < 1:
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
     check_learnable(algorithm)
     sizes = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
-    theta = (sizes / sizes.sum()).sqrt().repeat(rounds, 1)
-    optimizer = Adam.start(theta)
-    outer = OuterLoss(learning.outer)
-    losses: list[float] = []
-    history = torch.empty(learning.iterations + 1, *theta.shape, dtype=torch.float64)
-    history[0] = weights_of(theta)
+    shares = sizes / sizes.sum()
+    keys = tuple(client.key for client in federation.clients)
+    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds}
+    identity = settings | {"keys": keys, "sizes": sizes.tolist(), "digest": digest, "version": VERSION}
+    progress = Progress.start(shares, rounds)
+    if checkpoint is not None and checkpoint.exists():
+        progress = Progress.load(checkpoint, identity)
 
     def so_far() -> LearnedWeights:
+        used = asdict(_with_steps(algorithm, learning, progress.roots))
         return LearnedWeights(
-            keys=tuple(client.key for client in federation.clients),
-            weights=history[len(losses)].clone(),
-            losses=torch.tensor(losses, dtype=torch.float64),
-            history=history[: len(losses) + 1],
-            settings={"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds},
+            keys=keys,
+            weights=progress.history[-1].clone(),
+            losses=torch.tensor(progress.losses, dtype=torch.float64),
+            history=torch.stack(progress.history),
+            settings=settings | {"algorithm": used},
             digest=digest,
         )
 
-    for m in range(learning.iterations):
-        run = f"learn-{m}"
-        start = federation.initial_model(run if learning.initial_model == "resample" else "learn-0")
-        step = unfold(federation, theta, algorithm, outer, learning.adjoint, run=run, model=start)
-        theta, optimizer = optimizer.step(theta, step.gradient, learning.lr)
-        losses.append(step.loss)
-        history[m + 1] = weights_of(theta)
+    written = time.monotonic()
+    for m in range(len(progress.losses), learning.iterations):
+        loss, gradient = _step(
+            federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m
+        )
+        first = progress.losses[0] if progress.losses else loss
+        gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
+        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), learning.lr)
+        if checkpoint is not None and time.monotonic() - written >= CHECKPOINT_SECONDS:
+            progress.save(checkpoint, identity)
+            written = time.monotonic()
         if on_iteration is not None:
             on_iteration(so_far())
     return so_far()
+
+
+def _step(
+    federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int
+) -> tuple[float, Tensor]:
+    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws."""
+    theta, root = roots[:, :-1], roots[:, -1]
+    loss, gradient = 0.0, torch.zeros_like(roots)
+    for draw in range(learning.draws):
+        run = f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}"
+        start = federation.initial_model(run if learning.initial_model == "resample" else "learn-0")
+        found = unfold(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint, run=run, model=start)
+        loss += found.loss / learning.draws
+        gradient[:, :-1] += found.gradient / learning.draws
+        if learning.step_sizes == "learned":
+            gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
+    return loss, gradient
+
+
+def _with_steps(algorithm: Algorithm, learning: Learning, roots: Tensor) -> Algorithm:
+    """The algorithm with s = σ², where step sizes are learned."""
+    if learning.step_sizes == "one":
+        return algorithm
+    return replace(algorithm, step_sizes=tuple(roots[:, -1].square().tolist()))
+
+
+def _pull(theta: Tensor, shares: Tensor, strength: float) -> Tensor:
+    """Gradient in θ of strength · (1/T) Σ_t KL(p ‖ Θ^(t)): −2 p_k/θ_k + 2 θ_k/Σ_l θ_l², over T."""
+    if strength == 0:
+        return torch.zeros_like(theta)
+    return 2 * strength / len(theta) * (theta / theta.square().sum(1, keepdim=True) - shares / theta)
+
+
+def _shared(gradient: Tensor, rounds: int) -> Tensor:
+    """The mean over every `rounds` rounds in a row, which keeps their equal weights equal."""
+    return torch.cat([block.mean(0, keepdim=True).expand_as(block) for block in torch.split(gradient, rounds)])

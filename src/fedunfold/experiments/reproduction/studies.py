@@ -1,0 +1,201 @@
+"""What is run in each study: environments, methods, and how weights are learned."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedunfold.environments import Environment, environment
+from fedunfold.errors import InputError
+from fedunfold.experiments.methods import RECOMMENDED, Method, changed, method
+from fedunfold.unfolding import FAST, Learning
+from fedunfold.unfolding.adjoint import AdjointKind
+
+Study = Literal["mnist", "rate", "dogs", "variants", "digits"]
+STUDIES: tuple[Study, ...] = get_args(Study)
+ENVIRONMENTS: Mapping[Study, tuple[str, ...]] = {
+    "mnist": ("mnist-1", "mnist-2", "mnist-3", "mnist-4"),
+    "rate": ("mnist-rate",),
+    "dogs": ("dogs-a", "dogs-b"),
+    "variants": ("mnist-2", "dogs-a", "dogs-b"),
+    "digits": ("digits-quantity-skew", "digits-label-skew", "digits-compute-skew", "digits-flaky"),
+}
+PLAIN = ("fedavg", "fedprox", "fednova", "dr-fedavg", "fedadp", "fedfa")
+REMEMBERING = ("fedavg", "fedprox", "fednova", "dr-fedavg")
+"""Methods that treat absent clients in a way that can be changed; FedAdp and FedFa give them no weight anyhow."""
+RATE_ROUNDS = (4, 6, 8, 12, 16, 24, 32, 40)
+LONG_TRIALS = 3  # of FedAvg with the whole budget, which takes as long as a learning
+HELD_OUT = 0.2  # of every client's training data, to choose among variants by
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the studies are run here."""
+
+    schedule: Literal["fast", "paper"] = "fast"
+    trials: int = 10
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise InputError(f"a reproduction needs at least 1 trial, not {self.trials}.")
+
+    def learning(self, env: Environment, adjoint: AdjointKind) -> Learning:
+        """The paper's learning, by its own schedule or by the fast one."""
+        published = env.paper.iterations, env.paper.lr
+        iterations, lr = published if self.schedule == "paper" else FAST
+        return Learning(iterations=iterations, lr=lr, adjoint=adjoint)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment that a study runs on, tested on the test set or on what its clients hold out."""
+
+    env: Environment
+    held_out: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.env.name}-held-out" if self.held_out else self.env.name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a table: a method, its number of trials, and how its weights come about.
+
+    `base` names a method, `update` and `absent` change parts of it. One without a rule learns its weights by
+    `learning`, or takes those of the entry `weights_of`. `rounds` is T, `seed_shift` is added to the seed.
+    Plain data, so that it can be handed to another process.
+    """
+
+    name: str
+    base: str
+    rounds: int
+    trials: int
+    learning: Learning | None = None
+    weights_of: str | None = None
+    seed_shift: int = 0
+    update: str | None = None
+    absent: str | None = None
+    title: str = ""
+
+    @property
+    def method(self) -> Method:
+        return changed(method(self.base), update=self.update, absent=self.absent)
+
+
+def cases(study: Study, setting: Setting, assignment: Path | None = None) -> list[Case]:
+    """The study's environments; with an assignment, the dogs' classes go to clients as that file says."""
+    found = []
+    for name in ENVIRONMENTS[study]:
+        env = environment(name).with_(seed=setting.seed)
+        if assignment is not None and name.startswith("dogs"):
+            env = env.with_(partition={"kind": "shares", "shares": read_assignment(assignment)})
+        found.append(Case(env, HELD_OUT if study == "variants" else 0.0))
+    return found
+
+
+def entries(study: Study, env: Environment, setting: Setting) -> list[Entry]:
+    """What a study runs on one of its environments, in the order of its table."""
+    match study:
+        case "rate":
+            learning = setting.learning(env, "first_order")
+            return [Entry(f"rounds-{t}", "duw-fedavg", t, 0, learning) for t in RATE_ROUNDS]
+        case "variants":
+            return _variants(env, setting)
+        case "mnist" | "digits":
+            return [*_published(env, setting), *_beyond(env, setting)]
+        case "dogs":
+            return [*_published(env, setting), *_remembering(env, setting), *_beyond(env, setting)]
+
+
+def _published(env: Environment, setting: Setting) -> list[Entry]:
+    """The paper's comparison, the same weights under other randomness, and FedAvg with the whole budget."""
+    rounds, trials = env.rounds, setting.trials
+    learned: Mapping[str, tuple[str, AdjointKind]] = {
+        "duw-fedavg": ("duw-fedavg", "first_order"),
+        "duw-fednova": ("duw-fednova", "first_order"),
+        "duw-fedavg-exact": ("duw-fedavg", "exact"),
+    }
+    iterations = setting.learning(env, "first_order").iterations
+    return [
+        *(Entry(name, name, rounds, trials) for name in PLAIN),
+        *(
+            Entry(name, base, rounds, trials, setting.learning(env, adjoint))
+            for name, (base, adjoint) in learned.items()
+        ),
+        Entry(
+            "duw-fedavg-reused",
+            "duw-fedavg",
+            rounds,
+            trials,
+            weights_of="duw-fedavg",
+            seed_shift=1,
+            title="duw-fedavg, the same weights under another seed",
+        ),
+        Entry(
+            "fedavg-budget",
+            "fedavg",
+            rounds * (iterations + 1),
+            min(LONG_TRIALS, trials),
+            title="fedavg with the rounds that learning took",
+        ),
+    ]
+
+
+def _remembering(env: Environment, setting: Setting) -> list[Entry]:
+    """The paper's methods where the server remembers the last update of an absent client."""
+    return [
+        Entry(f"{name}-remember", name, env.rounds, setting.trials, absent="remember", title=f"{name}, remember")
+        for name in REMEMBERING
+    ]
+
+
+def _beyond(env: Environment, setting: Setting) -> list[Entry]:
+    """The recommended setting."""
+    return [Entry("fedunfold", "fedunfold", env.rounds, setting.trials, RECOMMENDED.learning)]
+
+
+def _variants(env: Environment, setting: Setting) -> list[Entry]:
+    """The recommended setting with one thing changed at a time, and what it is measured against."""
+    ours = Entry("fedunfold", "fedunfold", env.rounds, setting.trials, RECOMMENDED.learning)
+
+    def learned(name: str, title: str, **changes: Any) -> Entry:
+        return replace(ours, name=name, title=title, learning=replace(RECOMMENDED.learning, **changes))
+
+    return [
+        *(entry for entry in _remembering(env, setting) if entry.base in ("fedavg", "fednova")),
+        replace(ours, title="fedunfold, the recommended setting"),
+        replace(learned("keep", "absent clients: keep"), absent="keep"),
+        replace(learned("sgd", "local update: sgd"), update="sgd"),
+        learned("path", "outer loss: path", outer="path"),
+        learned("sample", "outer loss: sample", outer="sample"),
+        learned("final-balanced", "outer loss: final-balanced", outer="final-balanced"),
+        learned("exact", "adjoint: exact", adjoint="exact"),
+        learned("exact-final-balanced", "exact, final-balanced", adjoint="exact", outer="final-balanced"),
+        learned("draws", "4 draws for each step", draws=4),
+        learned("resample", "initial model: resampled", initial_model="resample"),
+        learned("pull", "pull towards sizes: 0.1", pull=0.1),
+        learned("steps-one", "step sizes: all 1", step_sizes="one"),
+        learned("shared", "10 rounds share their weights", shared_rounds=10),
+        replace(
+            learned("published", "duw-fedavg, remember", outer="path", step_sizes="one"),
+            base="duw-fedavg",
+            absent="remember",
+        ),
+    ]
+
+
+def read_assignment(path: Path) -> list[list[tuple[int, float]]]:
+    """[class, images] pairs for every client from a JSON file ``{"clients": [[[class, images], …], …]}``."""
+    try:
+        clients = json.loads(path.read_text(encoding="utf-8"))["clients"]
+        return [[(int(label), float(images)) for label, images in own] for own in clients]
+    except OSError as error:
+        raise InputError(f"assignment file {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f'assignment file {path} must hold {{"clients": [[[class, images], …], …]}} ({error}).'
+        ) from error

@@ -1,0 +1,131 @@
+"""One piece of work of a study: learn an entry's weights, or run one of its trials."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from fedunfold.data.federated import FederatedData
+from fedunfold.environments import Environment
+from fedunfold.errors import InputError
+from fedunfold.experiments.learning import device_of
+from fedunfold.experiments.methods import learned_method
+from fedunfold.experiments.reproduction.records import Records
+from fedunfold.experiments.reproduction.studies import Case, Entry
+from fedunfold.rounds import RunResult, run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding import learn
+from fedunfold.weighting.learned import LearnedWeights
+
+
+@dataclass(frozen=True)
+class Task:
+    """Plain data, so that it can be handed to another process. Without a trial, it is the learning."""
+
+    case: Case
+    entry: Entry
+    trial: int | None
+
+    @property
+    def name(self) -> str:
+        what = "learn" if self.trial is None else f"trial {self.trial}"
+        return f"{self.case.name}: {self.entry.name}, {what}"
+
+    def done(self, records: Records) -> bool:
+        if self.trial is None:
+            return records.has_weights(self.case, self.entry.name)
+        return records.has_trial(self.case, self.entry.name, self.trial)
+
+    def ready(self, records: Records) -> bool:
+        """Whether the weights that a trial needs are there."""
+        if self.trial is None or self.entry.method.rule is not None:
+            return True
+        return records.has_weights(self.case, self.entry.weights_of or self.entry.name)
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, about, in clients' minibatch steps."""
+        env = self.case.env
+        sizes = _data(self.case).sizes
+        steps = [
+            self.entry.rounds * client.reliability * env.epochs(k, 0) * size / env.batch_size
+            for k, (client, size) in enumerate(zip(env.clients, sizes, strict=True))
+        ]
+        learning = self.entry.learning
+        if self.trial is not None or learning is None:
+            return sum(steps)
+        return sum(steps) * learning.iterations * learning.draws * (4.5 if learning.adjoint == "exact" else 1.2)
+
+    def do(self, records: Records, device: str, on_progress: Callable[[float], None]) -> None:
+        """Do it and keep the record; `on_progress` hears which part of it is done."""
+        began = time.monotonic()
+        case, entry = self.case, self.entry
+        federation = _federation(case, entry.seed_shift, device)
+        if self.trial is None:
+            learned = self._learn(federation, records, on_progress)
+            records.keep_weights(case, entry.name, learned, time.monotonic() - began)
+            return
+        chosen = entry.method
+        if chosen.rule is None:
+            weights = records.weights(case, entry.weights_of or entry.name)
+            if weights is None:
+                raise InputError(f"{case.name}: the weights of {entry.name} are missing; run the study again.")
+            chosen = learned_method(weights)
+        if chosen.rule is None:
+            raise InputError(f"{case.name}: {entry.name} has no weighting rule.")
+        result = run_rounds(
+            federation,
+            chosen.rule,
+            entry.rounds,
+            algorithm=chosen.algorithm,
+            run=f"trial-{self.trial}",
+            on_round=lambda t, _: on_progress((t + 1) / entry.rounds),
+        )
+        steps = client_steps(case.env, federation.data, result)
+        records.keep_trial(case, entry.name, self.trial, result, steps, time.monotonic() - began)
+
+    def _learn(
+        self, federation: SimulatedFederation, records: Records, on_progress: Callable[[float], None]
+    ) -> LearnedWeights:
+        entry, learning = self.entry, self.entry.learning
+        if learning is None:
+            raise InputError(f"{self.case.name}: {entry.name} has no weights to learn.")
+        return learn(
+            federation,
+            entry.rounds,
+            algorithm=entry.method.algorithm,
+            learning=learning,
+            digest=self.case.env.digest(federation.data),
+            checkpoint=records.checkpoint(self.case, entry.name),
+            on_iteration=lambda so_far: on_progress(len(so_far.losses) / learning.iterations),
+        )
+
+
+def tasks(case: Case, entries: Iterable[Entry]) -> list[Task]:
+    """Everything a case needs: the learnings first, because others wait for them."""
+    listed = list(entries)
+    learnings = [Task(case, entry, None) for entry in listed if entry.learning is not None]
+    return learnings + [Task(case, entry, trial) for entry in listed for trial in range(entry.trials)]
+
+
+def client_steps(env: Environment, data: FederatedData, result: RunResult) -> int:
+    """Σ_t Σ_present τ_k^(t)."""
+    per_round = [
+        [env.epochs(k, t) * -(-size // env.batch_size) for k, size in enumerate(data.sizes)]
+        for t in range(len(result.present))
+    ]
+    return int((torch.tensor(per_round) * result.present).sum())
+
+
+@lru_cache(maxsize=2)
+def _data(case: Case) -> FederatedData:
+    data = case.env.load()
+    return data.held_out(case.held_out, case.env.seed) if case.held_out else data
+
+
+@lru_cache(maxsize=2)
+def _federation(case: Case, seed_shift: int, device: str) -> SimulatedFederation:
+    env = case.env.with_(seed=case.env.seed + seed_shift) if seed_shift else case.env
+    return SimulatedFederation(env, _data(case), device=device_of(device))

@@ -1,0 +1,156 @@
+"""results.md and what goes with it: figures, all records in one JSON file, and how they were made."""
+
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedunfold.errors import InputError
+from fedunfold.experiments.reproduction import Case, Entry, Records, Setting, Study, cases, entries
+from fedunfold.experiments.reproduction.records import write_json
+from fedunfold.files import write_atomically
+from fedunfold.report.figures import save
+from fedunfold.report.paper import figures, tables
+from fedunfold.report.paper.findings import findings
+from fedunfold.version import VERSION
+
+Studied = list[tuple[Case, list[Entry]]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is to be run and shown: the cases of every study, each with its entries."""
+
+    setting: Setting
+    studies: dict[Study, Studied]
+
+    @classmethod
+    def of(
+        cls, studies: Iterable[Study], setting: Setting, assignment: Path | None = None, only: Sequence[str] = ()
+    ) -> "Results":
+        """All of the studies, or what `only` names of environments and methods."""
+        found: dict[Study, Studied] = {
+            study: [(case, entries(study, case.env, setting)) for case in cases(study, setting, assignment)]
+            for study in studies
+        }
+        listed = [(case, entry) for studied in found.values() for case, run in studied for entry in run]
+        envs, methods = {case.env.name for case, _ in listed}, {entry.name for _, entry in listed}
+        for name in only:
+            if name not in envs | methods:
+                raise InputError(f"--only {name}: there is no such environment or method in the study.")
+        chosen_envs, chosen_methods = envs & set(only) or envs, methods & set(only) or methods
+        kept: dict[Study, Studied] = {}
+        for study, studied in found.items():
+            chosen = [
+                (case, [entry for entry in run if entry.name in chosen_methods])
+                for case, run in studied
+                if case.env.name in chosen_envs
+            ]
+            if chosen:
+                kept[study] = chosen
+        return cls(setting, kept)
+
+    def cases(self) -> Iterator[tuple[Case, list[Entry]]]:
+        for studied in self.studies.values():
+            yield from studied
+
+    def write(self, folder: Path, command: str, records: Records) -> Path:
+        """Everything into `folder`; results.md, which is returned, depends on the records alone."""
+        parts = [self._head(command), self._findings(records)]
+        for study, studied in self.studies.items():
+            if study == "rate":
+                case = studied[0][0]
+                save(figures.rate(case, records), folder / "rate.png")
+                parts += ["![Variance of the weights against rounds](rate.png)\n", tables.rate(case, records)]
+                continue
+            if study != "variants":
+                save(figures.composite(studied, records), folder / f"{study}.png")
+                parts.append(f"![Data, accuracy and learned weights]({study}.png)\n")
+            parts += [tables.comparison(case, run, records) for case, run in studied]
+        write_json(folder / "results.json", self._documents(records))
+        write_json(folder / "made.json", self._made(command, records), indent=2)
+        file, text = folder / "results.md", "\n".join(part for part in parts if part)
+        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        return file
+
+    def _head(self, command: str) -> str:
+        setting = self.setting
+        text = (
+            "# The paper's experiments, reproduced\n\n"
+            f"`{command}`, seed {setting.seed}, device {setting.device}, {setting.trials} trials (mean ± standard "
+            f"deviation); outer schedule `{setting.schedule}`. Machine and duration are in made.json, all records "
+            "in results.json.\n\n"
+            "Published figures: A. Nakai-Kasai and T. Wadayama, deep unfolding-based weighted averaging; their "
+            "dogs figures are for ViT-B/16 features, ours for the features named in the environment, so compare "
+            "methods, not columns. Rounds, client steps and megabytes count the learning of the weights too; "
+            "weights are learned once and used in all trials, each with its own initial model, minibatches and "
+            "absences.\n"
+        )
+        if "variants" in self.studies:
+            text += (
+                "\nVariants are trained on four fifths of every client's training data and tested on the rest, as "
+                "the mean over the classes; the test set is not touched.\n"
+            )
+        return text
+
+    def _findings(self, records: Records) -> str:
+        found = [finding for case, run in self.cases() for finding in findings(case, run, records)]
+        if not found:
+            return ""
+        lines = ["| | the paper | seen here | holds |", "|---|---|---|---|"]
+        lines += [f"| {f.case} | {f.claim} | {f.seen} | {'yes' if f.holds else 'no'} |" for f in found]
+        return "\n".join(lines) + "\n"
+
+    def _documents(self, records: Records) -> dict[str, Any]:
+        """Every record in plain values: accuracies are fractions, [trials][rounds]."""
+        return {
+            "setting": asdict(self.setting),
+            "cases": {
+                case.name: {entry.name: _document(case, entry, records) for entry in run} for case, run in self.cases()
+            },
+            "findings": [asdict(found) for case, run in self.cases() for found in findings(case, run, records)],
+        }
+
+    def _made(self, command: str, records: Records) -> dict[str, Any]:
+        """How, on what and how long; the one file that differs from machine to machine."""
+        device = self.setting.device
+        return {
+            "command": command,
+            "seed": self.setting.seed,
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else _processor(),
+            "cores": os.cpu_count(),
+            "process_seconds": round(records.seconds([case for case, _ in self.cases()])),
+            "fedunfold": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+
+
+def _document(case: Case, entry: Entry, records: Records) -> dict[str, Any]:
+    trials = records.trials(case, entry.name, entry.trials)
+    document: dict[str, Any] = {}
+    if trials:
+        document["accuracies"] = [np.round(trial["accuracies"], 5).tolist() for trial in trials]
+        document["client_steps"] = [trial["client_steps"] for trial in trials]
+        document["participations"] = [trial["participations"] for trial in trials]
+    learned = records.weights(case, entry.name) if entry.learning is not None else None
+    if learned is not None:
+        document["weights"] = np.round(learned.weights.numpy(), 5).tolist()
+        document["outer_loss"] = np.round(learned.losses.numpy(), 3).tolist()
+        document["settings"] = learned.settings
+    return document
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,144 @@
+"""The tables of a study: ours beside the published figures, and what each method costs."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedunfold.experiments.reproduction import RATE_ROUNDS, Case, Entry, Records
+from fedunfold.experiments.theory import weight_variances
+
+# Nakai-Kasai and Wadayama: Stanford Dogs, ViT-B/16 features, mean ± standard deviation of 10 trials.
+PUBLISHED_DOGS = {
+    "dogs-a": {
+        "fedavg": (81.63, 2.24),
+        "fednova": (76.93, 2.89),
+        "dr-fedavg": (87.22, 0.30),
+        "fedadp": (78.67, 2.26),
+        "fedfa": (77.92, 2.58),
+        "duw-fedavg": (88.15, 0.63),
+        "duw-fednova": (85.73, 1.97),
+    },
+    "dogs-b": {
+        "fedavg": (58.32, 2.62),
+        "fednova": (71.00, 5.34),
+        "dr-fedavg": (61.37, 1.22),
+        "fedadp": (61.45, 11.61),
+        "fedfa": (60.56, 15.24),
+        "duw-fedavg": (62.51, 0.48),
+        "duw-fednova": (60.34, 1.68),
+    },
+}
+# Read off the text and figures of the same paper.
+PUBLISHED_MNIST = {
+    "mnist-1": "about equal",
+    "mnist-2": "DUW 75, FedAvg and DR at most 55",
+    "mnist-3": "DUW above FedAvg and DR at every round",
+    "mnist-4": "DUW above FedAvg and DR at every round",
+}
+MILESTONES = {"dogs-a": (75, 80, 82), "dogs-b": (75, 80, 82)}
+"""Accuracies, in percent, whose first round is shown."""
+BYTES_PER_NUMBER = 4
+
+
+def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
+    """One environment's table: accuracy, published accuracy, rounds to the milestones, price."""
+    milestones = MILESTONES.get(case.env.name, ())
+    heads = ["method", "accuracy (%)", "published", *(f"rounds to {m} %" for m in milestones)]
+    heads += ["rounds", "client steps", "sent (MB)"]
+    lines = [f"### {case.name}", "", case.env.description, "", _row(heads), _row(["---"] * len(heads))]
+    for entry in entries:
+        trials = records.trials(case, entry.name, entry.trials)
+        if not trials:
+            continue
+        rounds, steps, megabytes = price(case, entry, trials)
+        published = PUBLISHED_DOGS.get(case.name, {}).get(entry.name)
+        cells = [
+            entry.title or entry.name,
+            spread(finals(trials, balanced=bool(case.held_out))),
+            f"{published[0]:.2f} ± {published[1]:.2f}" if published else "",
+            *(str(rounds_to(trials, m) or "never") for m in milestones),
+            f"{rounds:,.0f}",
+            f"{steps:,.0f}",
+            f"{megabytes:,.1f}",
+        ]
+        lines.append(_row(cells))
+    if case.name in PUBLISHED_MNIST:
+        lines += ["", f"Published: {PUBLISHED_MNIST[case.name]}."]
+    return "\n".join(lines) + "\n"
+
+
+def price(case: Case, entry: Entry, trials: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """(rounds, client steps, megabytes sent) of one run, the learning of its weights included.
+
+    A present client receives and sends one model a round. An outer iteration adds the last layer: every client
+    receives w^(T), passes once over its data, and sends a gradient. The exact adjoint walks every round once
+    more: a present client receives w^(t) and an adjoint, sends an adjoint, and makes three steps' work of one
+    (the replay, and a Hessian-vector product worth two).
+    """
+    mean = {key: statistics.fmean(t[key] for t in trials) for key in ("rounds", "client_steps", "participations")}
+    env, data = case.env, case.env.load()
+    dimension = (math.prod(data.x.shape[1:]), *env.model.hidden, data.classes)
+    numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
+    rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
+    if entry.learning is not None:
+        exact = entry.learning.adjoint == "exact"
+        runs = entry.learning.iterations * entry.learning.draws
+        last_layer = sum(-(-size // env.batch_size) for size in data.sizes)
+        rounds += runs * mean["rounds"] * (2 if exact else 1)
+        steps += runs * (mean["client_steps"] * (4 if exact else 1) + last_layer)
+        sent += runs * (mean["participations"] * (5 if exact else 2) + 2 * len(data.sizes))
+    return rounds, steps, sent * numbers * BYTES_PER_NUMBER / 1e6
+
+
+def finals(trials: Iterable[dict[str, Any]], balanced: bool = False) -> list[float]:
+    """Accuracy after the last round of every trial, in percent; `balanced` is the mean over the classes."""
+    if balanced:
+        return [100 * float(np.nanmean(trial["class_accuracy"])) for trial in trials]
+    return [100 * trial["accuracies"][-1] for trial in trials]
+
+
+def rounds_to(trials: Iterable[dict[str, Any]], percent: float) -> int | None:
+    """The first round, from 1, after which the mean accuracy of the trials reaches it."""
+    mean = 100 * np.mean([trial["accuracies"] for trial in trials], axis=0)
+    reached = np.flatnonzero(mean >= percent)
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation (n − 1)."""
+    sd = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.2f} ± {sd:.2f}"
+
+
+def rate_points(case: Case, records: Records) -> tuple[list[int], list[float]]:
+    """(T, mean_k V_k) for every T that was learned."""
+    points = []
+    for rounds in RATE_ROUNDS:
+        learned = records.weights(case, f"rounds-{rounds}")
+        if learned is not None:
+            points.append((rounds, float(weight_variances(learned.weights.numpy()).mean())))
+    return [rounds for rounds, _ in points], [variance for _, variance in points]
+
+
+def rate_fit(rounds: Sequence[int], variances: Sequence[float]) -> tuple[float, float]:
+    """Least squares of log V on log T: (slope, intercept)."""
+    slope, intercept = np.polyfit(np.log(rounds), np.log(variances), 1)
+    return float(slope), float(intercept)
+
+
+def rate(case: Case, records: Records) -> str:
+    """The variances beside 1/√T, and the fitted slope."""
+    rounds, variances = rate_points(case, records)
+    lines = ["### Variance of the learned weights", "", _row(["T", "mean variance", "1/√T"]), _row(["---"] * 3)]
+    lines += [_row([str(t), f"{v:.5f}", f"{t**-0.5:.5f}"]) for t, v in zip(rounds, variances, strict=True)]
+    if len(rounds) > 1:
+        lines += ["", f"Fitted slope on logarithmic axes: {rate_fit(rounds, variances)[0]:.2f}."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
