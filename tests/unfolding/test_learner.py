@@ -196,6 +196,17 @@ def test_shared_rounds_have_the_same_weights_and_step_sizes() -> None:
     assert len({tuple(row) for row in weights.tolist()}) == 3
 
 
+def test_linear_decay_by_hand() -> None:
+    assert [Learning(iterations=4, lr=0.2, decay="linear").step(m) for m in range(4)] == pytest.approx(
+        [0.2, 0.15, 0.1, 0.05]
+    )
+    assert Learning(iterations=4, lr=0.2).step(3) == 0.2
+    falling, constant = (learned(label_skewed(), decay=decay) for decay in ("linear", "none"))
+    assert torch.equal(falling.history[1], constant.history[1])
+    moved = [(result.history[3] - result.history[2]).norm().item() for result in (falling, constant)]
+    assert moved[0] == pytest.approx(moved[1] / 3, rel=0.5)
+
+
 def test_a_strong_pull_keeps_the_sizes() -> None:
     free, held = (learned(label_skewed(), iterations=30, lr=0.02, pull=pull) for pull in (0.0, 100.0))
     away = [(result.weights - result.history[0]).abs().max().item() for result in (free, held)]
@@ -291,6 +302,7 @@ def test_learning_needs_rounds(rounds: int) -> None:
         ({"pull": -1.0}, "a finite number >= 0, not -1"),
         ({"pull": float("inf")}, "a finite number >= 0, not inf"),
         ({"step_sizes": "two"}, "'one' or 'learned', not 'two'"),
+        ({"decay": "cosine"}, "'none' or 'linear', not 'cosine'"),
         ({"shared_rounds": 0}, "at least 1 round, not 0"),
     ],
 )

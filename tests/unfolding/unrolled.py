@@ -136,4 +136,5 @@ def gradients_of(unrolled: Unrolled, theta: Tensor, w: Tensor, run: str) -> tupl
     sizes = [unrolled.algorithm.step_size(t) for t in range(len(theta))]
     step_sizes = torch.tensor(sizes, dtype=theta.dtype, requires_grad=True)
     loss = unrolled(theta, step_sizes, w, run)
-    return float(loss.detach()), *torch.autograd.grad(loss, (theta, step_sizes))
+    to_theta, to_steps = torch.autograd.grad(loss, (theta, step_sizes))
+    return float(loss.detach()), to_theta, to_steps

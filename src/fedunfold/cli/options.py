@@ -90,6 +90,11 @@ class LearningOptions:
         int | None, typer.Option("--shared-rounds", help="Rounds in a row that share their weights.")
     ] = None
 
+    decay: Annotated[
+        Literal["none", "linear"] | None,
+        typer.Option("--decay", help="Whether the outer step size goes down to 0 over the iterations."),
+    ] = None
+
     def changing(self, learning: "Learning", environment: "Environment") -> "Learning":
         """A method's learning, changed as the command line says."""
         from fedunfold.unfolding import FAST

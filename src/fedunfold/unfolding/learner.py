@@ -31,7 +31,8 @@ class Learning:
     `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
     the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
     learned beside Θ, from σ = 1. `shared_rounds` rounds in a row have the same weights and step size: fewer
-    numbers to learn, and less noise in each.
+    numbers to learn, and less noise in each. With `decay` "linear", step m is lr (1 − m/M): large steps find the
+    way, small ones at the end let the noise of single draws average out.
     """
 
     iterations: int = 40
@@ -43,6 +44,7 @@ class Learning:
     pull: float = 0.0
     step_sizes: Literal["one", "learned"] = "one"
     shared_rounds: int = 1
+    decay: Literal["none", "linear"] = "none"
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -60,8 +62,14 @@ class Learning:
             raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds}.")
         if not 0 <= self.pull < math.inf:
             raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull}.")
+        if self.decay not in ("none", "linear"):
+            raise InputError(f"the outer step size has decay 'none' or 'linear', not '{self.decay}'.")
         if self.step_sizes not in ("one", "learned"):
             raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
+
+    def step(self, m: int) -> float:
+        """Adam's step size in iteration m."""
+        return self.lr * (1 - m / self.iterations) if self.decay == "linear" else self.lr
 
 
 FAST = (Learning.iterations, Learning.lr)
@@ -124,7 +132,7 @@ def learn(
         )
         first = progress.losses[0] if progress.losses else loss
         gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
-        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), learning.lr)
+        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), learning.step(m))
         if checkpoint is not None and time.monotonic() - written >= CHECKPOINT_SECONDS:
             progress.save(checkpoint, identity)
             written = time.monotonic()

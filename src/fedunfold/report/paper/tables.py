@@ -46,20 +46,20 @@ BYTES_PER_NUMBER = 4
 
 def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
     """One environment's table: accuracy, published accuracy, rounds to the milestones, price."""
-    milestones = MILESTONES.get(case.env.name, ())
-    heads = ["method", "accuracy (%)", "published", *(f"rounds to {m} %" for m in milestones)]
-    heads += ["rounds", "client steps", "sent (MB)"]
+    milestones, published = MILESTONES.get(case.env.name, ()), PUBLISHED_DOGS.get(case.name, {})
+    heads = ["method", "accuracy (%)", *(["published"] if published else [])]
+    heads += [*(f"rounds to {m} %" for m in milestones), "rounds", "client steps", "sent (MB)"]
     lines = [f"### {case.name}", "", case.env.description, "", _row(heads), _row(["---"] * len(heads))]
     for entry in entries:
         trials = records.trials(case, entry.name, entry.trials)
         if not trials:
             continue
         rounds, steps, megabytes = price(case, entry, trials)
-        published = PUBLISHED_DOGS.get(case.name, {}).get(entry.name)
+        theirs = published.get(entry.name)
         cells = [
             entry.title or entry.name,
             spread(finals(trials, balanced=bool(case.held_out))),
-            f"{published[0]:.2f} ± {published[1]:.2f}" if published else "",
+            *([f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else ""] if published else []),
             *(str(rounds_to(trials, m) or "never") for m in milestones),
             f"{rounds:,.0f}",
             f"{steps:,.0f}",
