@@ -11,9 +11,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedunfold.environments import Environment
 from fedunfold.federation import Need, RoundReport, RoundRequest
-from fedunfold.models import model_factory
+from fedunfold.models import ModelFactory, model_factory
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.engine import ModelFactory
 from fedunfold.simulation.schedule import Draw
 from fedunfold.updates import LocalUpdate, sgd
 

@@ -34,6 +34,9 @@ class RoundRequest:
     `outer` asks for the outer loss along the way, with its gradient where `path_gradient` is set (the
     first-order adjoint needs it; the exact one gathers it on the way back). `absent_loss` says whether
     clients that are away still report a loss at w^(t) (`evaluate`, possible in a simulation) or nothing.
+
+    A client that is asked alone cannot work out what depends on the others: `scales`, its (c_k, factor after
+    the loop) of the update, and `class_weights` [C] of the outer loss come with the request then.
     """
 
     run: str
@@ -44,6 +47,8 @@ class RoundRequest:
     outer: OuterLoss | None = None
     path_gradient: bool = False
     absent_loss: AbsentLoss = "evaluate"
+    scales: tuple[float, float] | None = None
+    class_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,16 @@ import itertools
 import math
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fedunfold import randomness
 from fedunfold.environments import ModelSpec
 
+ModelFactory = Callable[[], nn.Module]
 
-def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+
+def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> ModelFactory:
     """A function that builds a fresh multilayer perceptron; without hidden layers, a linear classifier."""
     widths = [math.prod(features), *spec.hidden, classes]
 
@@ -21,3 +25,15 @@ def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> C
         return nn.Sequential(*layers)
 
     return build
+
+
+def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:
+    """The model that a run starts from: built under a seed of its own, leaving torch's generator alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.integer(seed, "model", run))
+        return build()
+
+
+def flat_parameters(module: nn.Module) -> Tensor:
+    """What is trained of a module, as one vector [d]."""
+    return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])

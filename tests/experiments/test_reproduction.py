@@ -178,6 +178,8 @@ def test_rate_figures(tmp_path: Path) -> None:
     assert rounds == [4, 6, 8]
     assert all(0 < variance < 1 for variance in variances)
     assert tables.rate_fit([4, 16], [0.5, 0.25])[0] == pytest.approx(-0.5)
+    assert tables.slopes([4, 16], [0.5, 0.25]) == "-0.50 over all T"
+    assert tables.slopes([2, 4, 16], [0.1, 0.5, 0.25]).endswith(", -0.50 from the peak at T = 4 on")
     text = Results(SETTING, {"rate": [(case, run)]}).write(tmp_path, "x", records).read_text()
     assert "| 4 |" in text
     assert (tmp_path / "rate.png").stat().st_size > 10_000

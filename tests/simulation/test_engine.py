@@ -10,10 +10,10 @@ from fedunfold.environments import Environment
 from fedunfold.errors import InputError
 from fedunfold.federation import RoundRequest
 from fedunfold.losses import OuterLoss
+from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.engine import ModelFactory
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
 from fedunfold.weighting import dr, fedadp, size

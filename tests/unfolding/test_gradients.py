@@ -12,11 +12,10 @@ from torch import nn
 from fedunfold.aggregation import Absent
 from fedunfold.environments import Environment
 from fedunfold.losses import OuterLoss
-from fedunfold.models import model_factory
+from fedunfold.models import ModelFactory, model_factory
 from fedunfold.rounds import Algorithm
 from fedunfold.server import adam, momentum, plain
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.engine import ModelFactory
 from fedunfold.simulation.schedule import Draw
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.updates import LocalUpdate, accumulated, nova, prox, sgd

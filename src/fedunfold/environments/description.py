@@ -173,6 +173,7 @@ class Environment(Settings):
         epochs: Epochs | Mapping[str, Epochs] = 1,
         reliability: float | Mapping[str, float] = 1.0,
         model: ModelSpec | tuple[int, ...] = (),
+        classes: int | None = None,
         sampled: int | None = None,
         seed: int = 0,
         name: str = "in-memory",
@@ -181,7 +182,7 @@ class Environment(Settings):
         """An environment over arrays at hand: (x, y) by client key, and a test pair.
 
         `epochs` and `reliability` are one value for all or a mapping by key; `model` may be just the widths
-        of the hidden layers.
+        of the hidden layers. Without `classes`, they are counted up to the highest label met.
         """
         keys = tuple(clients)
         epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, keys)
@@ -195,7 +196,7 @@ class Environment(Settings):
             seed=seed,
             sampled=sampled,
             model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
-            data=MemorySource(data=FederatedData.from_clients(clients, test)),
+            data=MemorySource(data=FederatedData.from_clients(clients, test, classes)),
             partition=GivenPartition(),
             clients=tuple(Client(key=k, epochs=epochs_of[k], reliability=reliability_of[k]) for k in keys),
         )

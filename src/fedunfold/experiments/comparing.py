@@ -12,9 +12,9 @@ from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.learning import device_of, digest_of, learn_weights
 from fedunfold.experiments.methods import Method, learned_method, method
+from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, RunResult, run_rounds
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.engine import ModelFactory
 from fedunfold.unfolding import Learning, check_learnable
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule

@@ -9,9 +9,9 @@ import torch
 
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
+from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.engine import ModelFactory
 from fedunfold.unfolding import Learning, learn
 from fedunfold.weighting.learned import LearnedWeights
 

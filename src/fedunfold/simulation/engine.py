@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedunfold import randomness
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.losses import OuterLoss
-from fedunfold.models import model_factory
+from fedunfold.models import ModelFactory, flat_parameters, model_factory, seeded
 from fedunfold.simulation.any_module import AnyModule
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.kernel import Kernel, check_trainable, flatten, unflatten
@@ -24,7 +23,6 @@ from fedunfold.simulation.schedule import Draw, Share, plan, sample_coefficients
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
-ModelFactory = Callable[[], nn.Module]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -92,9 +90,7 @@ class SimulatedFederation:
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
     def initial_model(self, run: str) -> Tensor:
-        module = self._seeded_module(run)
-        flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
-        return flat.to(self._device, self._dtype)
+        return flat_parameters(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
 
     @_few_threads
     def train(self, request: RoundRequest) -> RoundReport:
@@ -142,7 +138,7 @@ class SimulatedFederation:
 
     def module(self, model: Tensor) -> nn.Module:
         """The classifier with the parameters w [d] in it, on the CPU."""
-        module = self._seeded_module("shape")
+        module = seeded(self._build, self.environment.seed, "shape")
         trainable = [p for p in module.parameters() if p.requires_grad]
         with torch.no_grad():
             for p, values in zip(trainable, unflatten(model[None].cpu(), self._kernel.shapes), strict=True):
@@ -171,6 +167,8 @@ class SimulatedFederation:
         ]
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
+        if request.scales is not None:
+            inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return _Round(request, self._draw(request), shares, present, steps, inside, after)
 
     def _walk(self, round: "_Round") -> Walk:
@@ -183,7 +181,7 @@ class SimulatedFederation:
         outer = None
         if request.outer is not None:
             factors = self._tensor(round.client_factors(request.outer)[lanes])
-            outer = OuterTerms(request.outer, factors, self._class_weights(request.outer))
+            outer = OuterTerms(request.outer, factors, self._class_weights(request))
         step_sizes = self._tensor(self.lr * round.inside[lanes])
         return Walk(self._kernel, self._x, self._y, schedule, step_sizes, request.update, outer)
 
@@ -250,7 +248,7 @@ class SimulatedFederation:
         rows = self._rows(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients].astype(int))
         weights = self._tensor(self._minibatch_coefficients(round, clients) * factors)
-        class_weights = self._class_weights(outer)
+        class_weights = self._class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
         fixed = FixedModel(self._kernel, request.model)
@@ -288,22 +286,21 @@ class SimulatedFederation:
         batch_size = self.environment.batch_size
         return np.concatenate([sample_coefficients(round.draw, round.shares[k], batch_size) for k in clients])
 
-    def _class_weights(self, outer: OuterLoss) -> Tensor | None:
-        weights = outer.class_weights(self.data.label_counts)
+    def _class_weights(self, request: RoundRequest) -> Tensor | None:
+        if request.outer is None:
+            return None
+        weights = request.outer.class_weights(self.data.label_counts)
+        if weights is not None and request.class_weights is not None:
+            weights = request.class_weights
         return None if weights is None else weights.to(self._device, self._dtype)
 
     # --- small things ------------------------------------------------------------------------------------
 
     def _choose_kernel(self) -> Kernel:
-        module = self._seeded_module("shape").to(self._device, self._dtype)
+        module = seeded(self._build, self.environment.seed, "shape").to(self._device, self._dtype)
         check_trainable(module, self._x[:64], self.data.classes)
         kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module)
         return kernel
-
-    def _seeded_module(self, run: str) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(randomness.integer(self.environment.seed, "model", run))
-            return self._build()
 
     def _start(self, model: Tensor, lanes: int) -> list[Tensor]:
         return unflatten(model.expand(lanes, -1), self._kernel.shapes)

@@ -35,12 +35,16 @@ def composite(studied: Sequence[tuple[Case, Sequence[Entry]]], records: Records)
 def rate(case: Case, records: Records) -> Figure:
     """Mean variance of the weights over the rounds, against 1/√T, on logarithmic axes."""
     rounds, variances = rate_points(case, records)
-    slope, intercept = rate_fit(rounds, variances)
     figure = Figure(figsize=(6.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.loglog(rounds, variances, "o", color=COLOURS[0], label="mean variance of Θ over the rounds")
+    peak = int(np.argmax(variances))
+    if len(rounds) - peak > 1:
+        slope, intercept = rate_fit(rounds[peak:], variances[peak:])
+        falling = np.array([rounds[peak], rounds[-1]], dtype=float)
+        label = f"fit from T = {rounds[peak]} on, slope {slope:.2f}"
+        axes.loglog(falling, math.e**intercept * falling**slope, "-", color=COLOURS[0], label=label)
     line = np.array([rounds[0], rounds[-1]], dtype=float)
-    axes.loglog(line, math.e**intercept * line**slope, "-", color=COLOURS[0], label=f"fit, slope {slope:.2f}")
     axes.loglog(line, line**-0.5, "--", color=COLOURS[1], label="1/√T")
     axes.set(xlabel="rounds T", ylabel="variance")
     axes.set_xticks(rounds, [str(t) for t in rounds])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedunfold.experiments.reproduction import Case, Entry, Records
-from fedunfold.report.paper.tables import finals, rate_fit, rate_points
+from fedunfold.report.paper.tables import finals, rate_fit, rate_points, slopes
 
 OTHERS_IN_DOGS = ("fedavg", "dr-fedavg", "fedadp", "fedfa")
 
@@ -120,7 +120,7 @@ def _rate(seen: _Seen) -> Iterator[Finding]:
     over = max(v * t**0.5 for t, v in zip(rounds, variances, strict=True))
     yield seen.finding("variance below 1/√T for every T", f"at most {over:.2f} of it", over < 1)
     slope, _ = rate_fit(rounds, variances)
-    yield seen.finding("variance falls as fast as 1/√T: slope ≤ −0.5", f"{slope:.2f}", slope <= -0.5)
+    yield seen.finding("variance falls as fast as 1/√T: slope ≤ −0.5", slopes(rounds, variances), slope <= -0.5)
 
 
 def _dogs(seen: _Seen) -> Iterator[Finding]:

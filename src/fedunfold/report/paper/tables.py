@@ -130,13 +130,22 @@ def rate_fit(rounds: Sequence[int], variances: Sequence[float]) -> tuple[float, 
     return float(slope), float(intercept)
 
 
+def slopes(rounds: Sequence[int], variances: Sequence[float]) -> str:
+    """The slope over all T, and where the variance first rises, the one from its peak on."""
+    text = f"{rate_fit(rounds, variances)[0]:.2f} over all T"
+    peak = int(np.argmax(variances))
+    if 0 < peak < len(rounds) - 1:
+        text += f", {rate_fit(rounds[peak:], variances[peak:])[0]:.2f} from the peak at T = {rounds[peak]} on"
+    return text
+
+
 def rate(case: Case, records: Records) -> str:
     """The variances beside 1/√T, and the fitted slope."""
     rounds, variances = rate_points(case, records)
     lines = ["### Variance of the learned weights", "", _row(["T", "mean variance", "1/√T"]), _row(["---"] * 3)]
     lines += [_row([str(t), f"{v:.5f}", f"{t**-0.5:.5f}"]) for t, v in zip(rounds, variances, strict=True)]
     if len(rounds) > 1:
-        lines += ["", f"Fitted slope on logarithmic axes: {rate_fit(rounds, variances)[0]:.2f}."]
+        lines += ["", f"Fitted slope on logarithmic axes: {slopes(rounds, variances)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,104 @@
+"""What one client is told and what it answers, in plain values: no network here."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedunfold.errors import InputError
+from fedunfold.federation import Need
+from fedunfold.losses import OuterName
+from fedunfold.settings import Count, Natural, Settings
+from fedunfold.updates import LocalUpdate
+
+Verb = Literal["register", "train", "backprop", "outer"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+Arrays = Mapping[str, Tensor]
+
+
+class UpdateRule(Settings):
+    """A `LocalUpdate`, checked on arrival."""
+
+    name: str
+    mu: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    normalise_steps: bool = False
+    accumulate: bool = False
+
+    @classmethod
+    def of(cls, update: LocalUpdate) -> "UpdateRule":
+        return cls(**asdict(update))
+
+    def rule(self) -> LocalUpdate:
+        return LocalUpdate(**self.model_dump())
+
+
+class Assignment(Settings):
+    """Everything a client needs for one round beside its data and the model: it keeps nothing in between.
+
+    `trains` is False for a client that counts as absent and only tells its losses at w^(t). `inside` and `after`
+    are its scales of the update, which depend on who else is there.
+    """
+
+    run: str
+    round: Natural
+    seed: Natural
+    lr: float = Field(gt=0)
+    batch_size: Count
+    epochs: Count
+    update: UpdateRule
+    needs: tuple[Need, ...] = ()
+    outer: OuterName | None = None
+    path_gradient: bool = False
+    trains: bool = True
+    inside: float = 1.0
+    after: float = 1.0
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client says of itself once: its key, its samples by class, and the shape of a row."""
+
+    key: str
+    label_counts: tuple[int, ...]
+    features: tuple[int, ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(self.label_counts)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer: numbers and arrays by name."""
+
+    metrics: Mapping[str, float]
+    arrays: Arrays
+
+
+def checked(reply: Reply, expected: Mapping[str, tuple[int, ...]], numbers: set[str]) -> Reply:
+    """The reply, if it has exactly these arrays in these shapes and these numbers, all of them finite.
+
+    NaN stands for what a client was not asked, and is let through in the numbers.
+    """
+    if set(reply.arrays) != set(expected):
+        raise InputError(f"has arrays {_names(reply.arrays)} in place of {_names(expected)}")
+    for name, shape in expected.items():
+        array = reply.arrays[name]
+        if tuple(array.shape) != shape or not array.dtype.is_floating_point:
+            raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not {list(shape)}")
+        if not bool(torch.isfinite(array).all()):
+            raise InputError(f"has a NaN or infinite value in '{name}'")
+    if set(reply.metrics) != numbers:
+        raise InputError(f"has numbers {_names(reply.metrics)} in place of {_names(numbers)}")
+    for name, value in reply.metrics.items():
+        if value in (float("inf"), float("-inf")):
+            raise InputError(f"has an infinite '{name}'")
+    return reply
+
+
+def _names(names: Any) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,267 @@
+"""The `Federation` contract over clients that are somewhere else, whatever carries the messages.
+
+The server computes what depends on several clients (who is asked, FedNova's scales, class weights) and sends it
+along. Every draw is a pure function of seed, run, round and client key, so the numbers are those of the
+simulation. A client that does not answer in time, or answers nonsense, is absent in that round.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedunfold.environments import Environment
+from fedunfold.errors import InputError
+from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, UpdateRule, Verb, checked
+from fedunfold.models import ModelFactory, flat_parameters, seeded
+from fedunfold.simulation.schedule import Draw, Share
+
+log = logging.getLogger("fedunfold")
+
+Answers = Mapping[str, Reply | str]
+"""By client key: what it said, or why there is nothing to be had from it."""
+
+
+class Channel(Protocol):
+    """Carries one message to each of several clients and brings back what they say in time."""
+
+    def registrations(self) -> Sequence[Registration]:
+        """The clients there are."""
+        ...
+
+    def ask(self, verb: Verb, messages: Mapping[str, tuple[Assignment, Arrays]]) -> Answers:
+        """Ask clients by key; those that say nothing are left out of the answers."""
+        ...
+
+
+@dataclass
+class Faults:
+    """What went wrong, by client key and kind, over a whole run."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, key: str, kind: str, detail: str) -> None:
+        self.counts[key, kind] += 1
+        log.warning("client %s: %s (%s)", key, kind, detail)
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for (key, kind), count in sorted(self.counts.items()):
+            found.setdefault(key, {})[kind] = count
+        return found
+
+
+class RemoteFederation:
+    """Clients behind a channel, in the environment's order of keys.
+
+    The environment says how they train (epochs, minibatches, learning rate, seed) and, where absences are to be
+    simulated, their reliability. Its data are not looked at: every client has its own. `evaluate` tests a model.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        environment: Environment,
+        model: ModelFactory,
+        evaluate: Callable[[Tensor], Evaluation],
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.environment = environment
+        self.faults = Faults()
+        self._channel, self._model, self._evaluate, self._dtype = channel, model, evaluate, dtype
+        self._clients = self._register()
+        self._sizes = np.array([client.samples for client in self._clients], dtype=np.float64)
+        self._label_counts = torch.tensor([client.label_counts for client in self._clients])
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]:
+        return self._clients
+
+    @property
+    def lr(self) -> float:
+        return self.environment.lr
+
+    def initial_model(self, run: str) -> Tensor:
+        return flat_parameters(seeded(self._model, self.environment.seed, run)).to(self._dtype)
+
+    def train(self, request: RoundRequest) -> RoundReport:
+        keys = self._keys
+        drawn = self._present(request)
+        there = [key for key, is_there in zip(keys, drawn, strict=True) if is_there]
+        # An absent client that can still be asked tells its loss, as in the simulation.
+        asks_absent = request.absent_loss == "evaluate" and (
+            bool(request.needs & {"loss", "start_loss"}) or self._outer_along_the_way(request)
+        )
+        asked = keys if asks_absent else tuple(there)
+        answers = self._ask("train", request, asked, present=drawn)
+        present = np.array([key in there and key in answers for key in keys])
+        return self._merged(request, present, answers)
+
+    def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
+        there = [key for key, is_there in zip(self._keys, present.tolist(), strict=True) if is_there]
+        rows = dict(zip(there, adjoints, strict=True))
+        answers = self._ask("backprop", request, there, present=present.numpy(), adjoints=rows)
+        if missing := [key for key in there if key not in answers]:
+            log.warning("round %d: the adjoint goes on without %s", request.round, ", ".join(missing))
+        return _sum([answer.arrays["adjoint"] for answer in answers.values()], request.model)
+
+    def outer(self, request: RoundRequest) -> OuterReport:
+        everybody = np.ones(len(self._keys), dtype=bool)
+        answers = self._ask("outer", request, self._keys, present=everybody)
+        if not answers:
+            raise InputError(f"round {request.round}: no client answered with its outer loss.")
+        gradient = _sum([answer.arrays["gradient"] for answer in answers.values()], request.model)
+        return OuterReport(sum(answer.metrics["outer_loss"] for answer in answers.values()), gradient)
+
+    def evaluate(self, model: Tensor) -> Evaluation:
+        return self._evaluate(model)
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(client.key for client in self._clients)
+
+    def _register(self) -> tuple[ClientInfo, ...]:
+        found = {entry.key: entry for entry in self._channel.registrations()}
+        expected = [client.key for client in self.environment.clients]
+        if missing := [key for key in expected if key not in found]:
+            raise InputError(f"client '{missing[0]}' has not registered; start it, or take it out of the environment.")
+        shapes = {found[key].features for key in expected}
+        classes = {len(found[key].label_counts) for key in expected}
+        if len(shapes) > 1 or len(classes) > 1:
+            raise InputError("the clients' data do not fit together: they have other features or classes.")
+        return tuple(ClientInfo(key, found[key].samples, found[key].label_counts) for key in expected)
+
+    def _present(self, request: RoundRequest) -> np.ndarray:
+        env = self.environment
+        reliability = [client.reliability for client in env.clients]
+        return Draw(env.seed, request.run, request.round).present(self._keys, reliability, env.sampled)
+
+    def _ask(
+        self,
+        verb: Verb,
+        request: RoundRequest,
+        keys: Sequence[str],
+        *,
+        present: np.ndarray,
+        adjoints: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Reply]:
+        """Ask these clients, and keep the answers that are what was asked for."""
+        assignments = self._assignments(request, present)
+        shared: dict[str, Tensor] = {"model": request.model}
+        weights = None if request.outer is None else request.outer.class_weights(self._label_counts)
+        if weights is not None:
+            shared["class_weights"] = weights.to(self._dtype)
+        messages = {key: (assignments[key], shared | ({"adjoint": adjoints[key]} if adjoints else {})) for key in keys}
+        answers = self._channel.ask(verb, messages)
+        kept = {}
+        for key in keys:
+            answer = answers.get(key)
+            if answer is None:
+                self.faults.add(key, "no answer", f"{verb} in round {request.round}")
+            elif isinstance(answer, str):
+                self.faults.add(key, "failed", answer)
+            else:
+                try:
+                    kept[key] = checked(answer, *self._expected(verb, request, assignments[key]))
+                except InputError as error:
+                    self.faults.add(key, "set aside", f"{verb} in round {request.round} {error}")
+        return kept
+
+    def _assignments(self, request: RoundRequest, present: np.ndarray) -> dict[str, Assignment]:
+        env = self.environment
+        epochs = [env.epochs(k, request.round) for k in range(len(self._keys))]
+        shares = [Share(c.key, 0, c.samples, e) for c, e in zip(self._clients, epochs, strict=True)]
+        steps = np.where(present, [share.steps(env.batch_size) for share in shares], 0)
+        inside, after = request.update.scales(self._sizes, steps, env.lr)
+        return {
+            key: Assignment(
+                run=request.run,
+                round=request.round,
+                seed=env.seed,
+                lr=env.lr,
+                batch_size=env.batch_size,
+                epochs=epochs[k],
+                update=UpdateRule.of(request.update),
+                needs=tuple(sorted(request.needs)),
+                outer=None if request.outer is None else request.outer.name,
+                path_gradient=request.path_gradient,
+                trains=bool(present[k]),
+                inside=float(inside[k]),
+                after=float(after[k]),
+            )
+            for k, key in enumerate(self._keys)
+        }
+
+    @staticmethod
+    def _outer_along_the_way(request: RoundRequest) -> bool:
+        return request.outer is not None and not request.outer.only_last_layer
+
+    def _expected(
+        self, verb: Verb, request: RoundRequest, assignment: Assignment
+    ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Shapes of the arrays, and names of the numbers, that a right answer has."""
+        vector = tuple(request.model.shape)
+        if verb == "backprop":
+            return {"adjoint": vector}, set()
+        if verb == "outer":
+            return {"gradient": vector}, {"outer_loss"}
+        arrays = {}
+        if assignment.trains:
+            arrays["updates"] = vector
+            if "gradients" in request.needs:
+                arrays["gradients"] = vector
+        if self._outer_along_the_way(request) and (request.path_gradient or not assignment.trains):
+            arrays["outer_gradient"] = vector
+        numbers = {"outer_loss", *(need for need in request.needs if need != "gradients")}
+        return arrays, numbers
+
+    # --- putting together --------------------------------------------------------------------------------
+
+    def _merged(self, request: RoundRequest, present: np.ndarray, answers: Mapping[str, Reply]) -> RoundReport:
+        keys = self._keys
+        there = [answers[key] for key, is_there in zip(keys, present, strict=True) if is_there]
+        assignments = self._assignments(request, present)
+        env = self.environment
+        steps = [
+            assignments[key].epochs * -(-client.samples // env.batch_size) if is_there else 0
+            for key, client, is_there in zip(keys, self._clients, present, strict=True)
+        ]
+
+        def numbers(name: str) -> Tensor | None:
+            if name not in request.needs:
+                return None
+            found = [answers[key].metrics[name] if key in answers else float("nan") for key in keys]
+            return torch.tensor(found, dtype=torch.float64)
+
+        def rows(name: str) -> Tensor:
+            found = [answer.arrays[name] for answer in there]
+            return torch.stack(found) if found else request.model.new_empty(0, len(request.model))
+
+        outer = [answer.arrays["outer_gradient"] for answer in answers.values() if "outer_gradient" in answer.arrays]
+        return RoundReport(
+            round=request.round,
+            keys=keys,
+            sizes=torch.tensor(self._sizes),
+            present=torch.from_numpy(present),
+            steps=torch.tensor(steps),
+            updates=rows("updates"),
+            loss=numbers("loss"),
+            start_loss=numbers("start_loss"),
+            accuracy=numbers("accuracy"),
+            gradients=rows("gradients") if "gradients" in request.needs else None,
+            outer_loss=sum(answer.metrics["outer_loss"] for answer in answers.values()),
+            outer_gradient=_sum(outer, request.model) if outer else None,
+        )
+
+
+def _sum(vectors: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(list(vectors)).sum(0) if vectors else torch.zeros_like(like)

@@ -1,0 +1,95 @@
+"""One client, alone with its data. It answers every request with the numbers it would give in the simulation.
+
+It is the simulation: an engine with a single client in it, made anew for every request. What depends on the
+others (the scales of FedNova, class weights) comes with the request, so nothing is kept between messages and a
+client may restart at any time.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedunfold.data.federated import FederatedData
+from fedunfold.environments import Environment
+from fedunfold.errors import InputError
+from fedunfold.federation import RoundRequest
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply
+from fedunfold.losses import OuterLoss
+from fedunfold.models import ModelFactory
+from fedunfold.simulation import SimulatedFederation
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold."""
+
+    key: str
+    x: Tensor
+    y: Tensor
+    classes: int
+    model: ModelFactory
+    dtype: torch.dtype = torch.float32
+
+    def register(self) -> Registration:
+        counts = torch.bincount(self.y, minlength=self.classes)
+        return Registration(self.key, tuple(counts.tolist()), tuple(self.x.shape[1:]))
+
+    def train(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """A round of local training from w^(t), or, where it does not train, its losses at w^(t)."""
+        federation, request = self._engine(assignment, arrays)
+        report = federation.train(request)
+        found = {"updates": report.updates, "gradients": report.gradients}
+        replied = {name: rows[0] for name, rows in found.items() if rows is not None and len(rows)}
+        if report.outer_gradient is not None:
+            replied["outer_gradient"] = report.outer_gradient
+        numbers = {"loss": report.loss, "start_loss": report.start_loss, "accuracy": report.accuracy}
+        metrics = {name: float(value[0]) for name, value in numbers.items() if value is not None}
+        return Reply(metrics | {"outer_loss": report.outer_loss}, replied)
+
+    def backprop(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """The same round walked backwards from `arrays["adjoint"]`, with the minibatches it met."""
+        federation, request = self._engine(assignment, arrays)
+        adjoint = _array(arrays, "adjoint").to(self.dtype)
+        added = federation.backprop(request, torch.tensor([True]), adjoint[None])
+        return Reply({}, {"adjoint": added})
+
+    def outer(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """The outer loss of the last layer, and its gradient."""
+        federation, request = self._engine(assignment, arrays)
+        report = federation.outer(request)
+        return Reply({"outer_loss": report.loss}, {"gradient": report.gradient})
+
+    def _engine(self, assignment: Assignment, arrays: Arrays) -> tuple[SimulatedFederation, RoundRequest]:
+        model = _array(arrays, "model").to(self.dtype)
+        data = FederatedData((self.key,), self.x, self.y, (0, len(self.y)), self.x[:1], self.y[:1], self.classes)
+        env = Environment.from_arrays(
+            {self.key: (self.x[:1], self.y[:1])},
+            (self.x[:1], self.y[:1]),
+            rounds=assignment.round + 1,
+            batch_size=assignment.batch_size,
+            lr=assignment.lr,
+            epochs=assignment.epochs,
+            reliability=1.0 if assignment.trains else 0.0,
+            seed=assignment.seed,
+            classes=self.classes,
+        )
+        federation = SimulatedFederation(env, data, model=self.model, dtype=self.dtype)
+        request = RoundRequest(
+            assignment.run,
+            assignment.round,
+            model,
+            assignment.update.rule(),
+            frozenset(assignment.needs),
+            None if assignment.outer is None else OuterLoss(assignment.outer),
+            assignment.path_gradient,
+            scales=(assignment.inside, assignment.after),
+            class_weights=arrays.get("class_weights"),
+        )
+        return federation, request
+
+
+def _array(arrays: Arrays, name: str) -> Tensor:
+    if name not in arrays:
+        raise InputError(f"the request comes without the array '{name}'.")
+    return arrays[name]

@@ -1,0 +1,141 @@
+"""Clients asked one by one give the numbers of the simulation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedunfold.environments import Environment
+from fedunfold.errors import InputError
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, Verb
+from fedunfold.flower.remote import Answers, RemoteFederation
+from fedunfold.flower.site import Site
+from fedunfold.losses import OuterLoss, OuterName
+from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding import Learning, learn
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.updates import LocalUpdate, accumulated, nova, prox, sgd
+from fedunfold.weighting import dr, fedadp, fedfa, size
+from fedunfold.weighting.rule import WeightingRule
+from tests.federations import mlp, simulated, tiny
+
+
+class Hands:
+    """A channel that hands every message to the site itself; `spoil` changes or loses an answer."""
+
+    def __init__(self, env: Environment, spoil: Callable[[str, Verb, int, Reply], Reply | str | None] | None = None):
+        data = env.load()
+        self.sites = {
+            key: Site(key, *data.client(k), data.classes, mlp(env), torch.float64) for k, key in enumerate(data.keys)
+        }
+        self.spoil = spoil
+
+    def registrations(self) -> Sequence[Registration]:
+        return [site.register() for site in self.sites.values()]
+
+    def ask(self, verb: Verb, messages: Mapping[str, tuple[Assignment, Arrays]]) -> Answers:
+        answers: dict[str, Reply | str] = {}
+        for key, (assignment, arrays) in messages.items():
+            answer: Reply | str | None = getattr(self.sites[key], verb)(assignment, arrays)
+            if self.spoil is not None and isinstance(answer, Reply):
+                answer = self.spoil(key, verb, assignment.round, answer)
+            if answer is not None:
+                answers[key] = answer
+        return answers
+
+
+def remote(env: Environment, *spoil: Any) -> RemoteFederation:
+    return RemoteFederation(Hands(env, *spoil), env, mlp(env), simulated(env).evaluate, dtype=torch.float64)
+
+
+def flaky(**settings: Any) -> Environment:
+    return tiny(reliability=0.6, seed=3, **settings)
+
+
+UPDATES = [sgd(), prox(0.3), nova(), accumulated(prox(0.3))]
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+@pytest.mark.parametrize("rule", [size(), dr(), fedadp(), fedfa()], ids=lambda rule: rule.name)
+def test_runs(update: LocalUpdate, rule: WeightingRule) -> None:
+    env = flaky()
+    algorithm = Algorithm(update, absent="remember")
+    here, there = (run_rounds(f, rule, 3, algorithm=algorithm) for f in (simulated(env), remote(env)))
+    assert torch.equal(here.present, there.present)
+    assert not here.present.all()
+    torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
+    assert there.accuracies == here.accuracies
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+@pytest.mark.parametrize("absent_loss", ["evaluate", "skip"])
+def test_gradients(adjoint: AdjointKind, update: LocalUpdate, absent_loss: Any) -> None:
+    env = flaky()
+    theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    algorithm = Algorithm(update, absent="remember", absent_loss=absent_loss)
+    outers: list[OuterName] = ["path", "balanced", "final-balanced", "mse"]
+    for outer in outers:
+        found = []
+        for federation in (simulated(env), remote(env)):
+            start = federation.initial_model("learn-0")
+            found.append(unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run="learn-0", model=start))
+        here, there = found
+        assert there.loss == pytest.approx(here.loss, rel=1e-12)
+        torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(there.step_gradient, here.step_gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_learned_weights() -> None:
+    env = flaky()
+    learning = Learning(iterations=3, lr=0.1, adjoint="exact", step_sizes="learned")
+    here, there = (learn(f, 3, learning=learning) for f in (simulated(env), remote(env)))
+    torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
+    assert there.settings["algorithm"]["step_sizes"] == pytest.approx(here.settings["algorithm"]["step_sizes"])
+
+
+# --- clients that answer badly -----------------------------------------------------------------------------
+
+
+def poisoned(reply: Reply, name: str, value: Tensor) -> Reply:
+    return replace(reply, arrays={**reply.arrays, name: value})
+
+
+BAD: dict[str, Callable[[Reply], Reply | str | None]] = {
+    "no answer": lambda reply: None,
+    "failed": lambda reply: "the client app raised an error",
+    "a NaN": lambda reply: poisoned(reply, "updates", torch.full_like(reply.arrays["updates"], float("nan"))),
+    "another shape": lambda reply: poisoned(reply, "updates", torch.zeros(3, dtype=torch.float64)),
+    "whole numbers": lambda reply: poisoned(reply, "updates", torch.zeros_like(reply.arrays["updates"]).long()),
+    "one array more": lambda reply: poisoned(reply, "more", torch.zeros(3)),
+    "an array less": lambda reply: replace(reply, arrays={}),
+    "another number": lambda reply: replace(reply, metrics={**reply.metrics, "num-examples": 1e9}),
+    "infinite": lambda reply: replace(reply, metrics={**reply.metrics, "outer_loss": float("inf")}),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_answer_makes_its_client_absent(kind: str) -> None:
+    """In round 1, and only there; the run goes on, as if the client had been away."""
+    env = tiny()
+
+    def spoil(key: str, verb: Verb, round: int, reply: Reply) -> Reply | str | None:
+        return BAD[kind](reply) if (key, verb, round) == ("b", "train", 1) else reply
+
+    federation = remote(env, spoil)
+    result = run_rounds(federation, size(), 3, algorithm=Algorithm(absent="drop"))
+    assert result.present.tolist() == [[True] * 3, [True, False, True], [True] * 3]
+    assert result.model.isfinite().all()
+    reason = kind if kind in ("no answer", "failed") else "set aside"
+    assert federation.faults.as_dict() == {"b": {reason: 1}}
+
+
+def test_everybody_must_have_registered() -> None:
+    env, fewer = tiny(), tiny({"a": 7, "b": 4})
+    with pytest.raises(InputError, match="client 'c' has not registered"):
+        RemoteFederation(Hands(fewer), env, mlp(env), SimulatedFederation(env).evaluate)
