@@ -6,9 +6,7 @@ simulation. A client that does not answer in time, or answers nonsense, is absen
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +17,7 @@ from fedunfold.environments import Environment
 from fedunfold.errors import InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, UpdateRule, Verb, checked
+from fedunfold.flower.faults import Faults
 from fedunfold.models import ModelFactory, flat_parameters, seeded
 from fedunfold.simulation.schedule import Draw, Share
 
@@ -38,23 +37,6 @@ class Channel(Protocol):
     def ask(self, verb: Verb, messages: Mapping[str, tuple[Assignment, Arrays]]) -> Answers:
         """Ask clients by key; those that say nothing are left out of the answers."""
         ...
-
-
-@dataclass
-class Faults:
-    """What went wrong, by client key and kind, over a whole run."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def add(self, key: str, kind: str, detail: str) -> None:
-        self.counts[key, kind] += 1
-        log.warning("client %s: %s (%s)", key, kind, detail)
-
-    def as_dict(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
-        for (key, kind), count in sorted(self.counts.items()):
-            found.setdefault(key, {})[kind] = count
-        return found
 
 
 class RemoteFederation:

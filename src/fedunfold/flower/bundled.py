@@ -1,0 +1,49 @@
+"""Sites and servers of an environment whose data can be loaded: for simulations, tests and the example."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from fedunfold.environments import Environment, environment
+from fedunfold.errors import InputError
+from fedunfold.flower.channel import FlowerChannel
+from fedunfold.flower.remote import RemoteFederation
+from fedunfold.flower.site import Site
+from fedunfold.models import model_factory
+from fedunfold.simulation import SimulatedFederation
+
+
+def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype = torch.float32) -> Site:
+    """The client of an environment that a node is: by `key` in its node-config, or by `partition-id`."""
+    env = environment(env)
+    data = env.load()
+    chosen = context.node_config.get("key")
+    if chosen is None:
+        number = context.node_config.get("partition-id")
+        if not (isinstance(number, int) and 0 <= number < len(data.keys)):
+            raise InputError(f"node-config needs key=… with one of {', '.join(data.keys[:5])}, ….")
+        chosen = data.keys[number]
+    if chosen not in data.keys:
+        raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
+    x, y = data.client(data.keys.index(str(chosen)))
+    return Site(str(chosen), x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
+
+
+def federation(
+    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0
+) -> RemoteFederation:
+    """An environment's clients behind a grid, tested on the environment's test set."""
+    env = environment(env)
+    tester = _tester(env, dtype)
+    channel = FlowerChannel(grid, len(env.clients), timeout=timeout)
+    data = env.load()
+    build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
+    return RemoteFederation(channel, env, build, tester.evaluate, dtype=dtype)
+
+
+@lru_cache(maxsize=1)
+def _tester(env: Environment, dtype: torch.dtype) -> SimulatedFederation:
+    return SimulatedFederation(env, dtype=dtype)

@@ -1,0 +1,79 @@
+"""A Flower ClientApp for a site: four verbs, no state."""
+
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply
+from fedunfold.flower.messages import read_assignment, registration_record, reply_record
+from fedunfold.flower.site import Site
+
+OpenSite = Callable[[Context], Site]
+Evaluate = Callable[[ArrayRecord, Context], tuple[float, float]]
+
+
+def client_app(open_site: OpenSite) -> ClientApp:
+    """An app that answers for the site that `open_site` finds for a context (its node-config says which).
+
+    >>> from fedunfold.flower import client_app, site_of
+    >>> app = client_app(lambda context: site_of("digits-label-skew", context))
+    """
+    app = ClientApp()
+
+    introduce(app, lambda context: open_site(context).register())
+
+    def answer(message: Message, verb: Callable[[Assignment, Arrays], Reply]) -> Message:
+        return Message(reply_record(verb(*read_assignment(message.content))), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).train)
+
+    @app.query("backprop")
+    def backprop(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).backprop)
+
+    @app.query("outer")
+    def outer(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).outer)
+
+    return app
+
+
+def introduce(app: ClientApp, describe: Callable[[Context], Registration]) -> None:
+    """Let a client app of your own say who it is, when the server asks: its key, its samples by class.
+
+    >>> from flwr.clientapp import ClientApp
+    >>> from fedunfold.flower import Registration, introduce
+    >>> app = ClientApp()
+    >>> introduce(app, lambda context: Registration("hospital-a", label_counts=(120, 80), features=(64,)))
+    """
+
+    @app.query("register")
+    def register(message: Message, context: Context) -> Message:
+        return Message(registration_record(describe(context)), reply_to=message)
+
+
+def reporting(evaluate: Evaluate) -> Mod:
+    """A mod for an ordinary client's train function: it adds to the reply what weighting rules ask for.
+
+    `evaluate(arrays, context)` gives the mean loss and the accuracy of a model on the client's own training data.
+    It is called with the model received (start_loss) and with the one trained (loss, accuracy).
+    """
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        received = next(iter(message.content.array_records.values()))
+        start_loss, _ = evaluate(received, context)
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        trained = next(iter(reply.content.array_records.values()))
+        loss, accuracy = evaluate(trained, context)
+        metrics = next(iter(reply.content.metric_records.values()))
+        metrics.update({"start_loss": start_loss, "accuracy": accuracy})
+        metrics.setdefault("loss", loss)
+        return reply
+
+    return mod

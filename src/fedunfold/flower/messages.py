@@ -1,0 +1,108 @@
+"""How assignments, replies and registrations travel in Flower's records.
+
+Arrays go as numpy files without pickle (Flower's own encoding), everything else as numbers or one JSON text.
+Reading a message never executes anything in it.
+"""
+
+import json
+import math
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedunfold.data.federated import MAX_CLASSES
+from fedunfold.environments.description import KEY
+from fedunfold.errors import InputError
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, Verb
+
+MESSAGE_TYPES: dict[Verb, str] = {
+    "register": "query.register",
+    "train": "train",
+    "backprop": "query.backprop",
+    "outer": "query.outer",
+}
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie
+
+
+def assignment_record(assignment: Assignment, arrays: Arrays) -> RecordDict:
+    config = ConfigRecord({"assignment": assignment.model_dump_json()})
+    return RecordDict({CONFIG: config, ARRAYS: _array_record(arrays)})
+
+
+def read_assignment(record: RecordDict) -> tuple[Assignment, dict[str, Tensor]]:
+    text = _entry(record.config_records, CONFIG).get("assignment")
+    if not isinstance(text, str):
+        raise InputError("the request holds no assignment.")
+    return Assignment(**json.loads(text)), _tensors(record)
+
+
+def reply_record(reply: Reply) -> RecordDict:
+    return RecordDict({METRICS: MetricRecord(dict(reply.metrics)), ARRAYS: _array_record(reply.arrays)})
+
+
+def read_reply(record: RecordDict) -> Reply:
+    metrics = {}
+    for name, value in _entry(record.metric_records, METRICS).items():
+        if not isinstance(value, int | float):
+            raise InputError(f"the number '{name}' is a list.")
+        metrics[name] = float(value)
+    return Reply(metrics, _tensors(record))
+
+
+def registration_record(registration: Registration) -> RecordDict:
+    return RecordDict(
+        {
+            CONFIG: ConfigRecord(
+                {
+                    "key": registration.key,
+                    "label-counts": list(registration.label_counts),
+                    "features": list(registration.features),
+                }
+            )
+        }
+    )
+
+
+def read_registration(record: RecordDict) -> Registration:
+    """What a client says of itself, within bounds."""
+    config = _entry(record.config_records, CONFIG)
+    key = config.get("key")
+    if not (isinstance(key, str) and KEY.fullmatch(key)):
+        raise InputError(f"a client registers with the key {key!r}; give it one of letters, digits, . - and _.")
+    counts, features = (_whole_numbers(config.get(name), name, key) for name in ("label-counts", "features"))
+    if not 2 <= len(counts) <= MAX_CLASSES:
+        raise InputError(f"client {key} registers {len(counts)} classes; a classifier needs 2 to {MAX_CLASSES}.")
+    if not 1 <= sum(counts) <= MAX_SAMPLES:
+        raise InputError(f"client {key} registers {sum(counts)} samples; between 1 and {MAX_SAMPLES} are believed.")
+    if not math.prod(features) >= 1:
+        raise InputError(f"client {key} registers rows of shape {list(features)}.")
+    return Registration(key, counts, features)
+
+
+def _whole_numbers(values: Any, name: str, key: str) -> tuple[int, ...]:
+    if not (isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)):
+        raise InputError(f"client {key} registers {name} that are no whole numbers.")
+    return tuple(values)
+
+
+def _array_record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in arrays.items()})
+
+
+def _tensors(record: RecordDict) -> dict[str, Tensor]:
+    tensors = {}
+    for name, array in _entry(record.array_records, ARRAYS).items():
+        try:
+            tensors[name] = torch.from_numpy(array.numpy().copy())
+        except (ValueError, TypeError, EOFError) as error:
+            raise InputError(f"the array '{name}' cannot be read: {' '.join(str(error).split())}") from error
+    return tensors
+
+
+def _entry(records: Any, name: str) -> Any:
+    if name not in records:
+        raise InputError(f"the record '{name}' is missing.")
+    return records[name]

@@ -1,0 +1,54 @@
+"""Flower without a network: messages go straight to a ClientApp in this process, through their wire format."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+Spoil = Callable[[Message, int], Message | None]
+
+
+class LocalGrid(Grid):
+    """One node for every node-config; `spoil(reply, node)` may change or lose an answer."""
+
+    def __init__(self, app: ClientApp, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None) -> None:
+        self.app, self.nodes, self.spoil = app, nodes, spoil
+        self.sent: list[Message] = []
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            self.sent.append(message)
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            node = message.metadata.dst_node_id
+            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            try:
+                reply: Message | None = self.app(message, context)
+            except Exception as error:
+                reply = Message(Error(1, str(error)), reply_to=message)
+            if reply is not None and self.spoil is not None:
+                reply = self.spoil(reply, node)
+            if reply is not None:
+                replies.append(reply)
+        return replies
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError

@@ -1,0 +1,263 @@
+"""WeightedStrategy in the place of FedAvg, with ordinary Flower clients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedunfold as fu
+from fedunfold.errors import InputError
+from fedunfold.flower import Registration, WeightedStrategy, introduce, reporting
+from fedunfold.weighting.learned import LearnedWeights
+from tests.flower.grid import LocalGrid
+
+NODES: dict[int, dict[str, Any]] = {1: {"pull": 1.0, "n": 10}, 2: {"pull": 2.0, "n": 20}, 3: {"pull": 4.0, "n": 10}}
+
+
+def ordinary(message: Message, context: Context) -> Message:
+    """Moves the model halfway to its own target, as any Flower client would train."""
+    target = float(context.node_config["pull"])
+    arrays = message.content.array_records["arrays"]
+    moved = {
+        name: Array(a if a.dtype.kind == "i" else (a + 0.5 * (target - a)).astype(a.dtype))
+        for name, a in ((name, array.numpy()) for name, array in arrays.items())
+    }
+    metrics = MetricRecord({"num-examples": int(context.node_config["n"]), "loss": target, "accuracy": 1 / target})
+    return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+
+def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context], Message] = ordinary) -> ClientApp:
+    app = ClientApp()
+    app.train()(train)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 5, "eval_loss": float(context.node_config["pull"])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    if keys is not None:
+        introduce(
+            app,
+            lambda context: Registration(keys[context.node_id], (int(context.node_config["n"]) - 1, 1), (4,)),
+        )
+    return app
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord(
+        {
+            "w": Array(np.zeros((2, 3), dtype=np.float32)),
+            "b": Array(np.zeros(3, dtype=np.float32)),
+            "count": Array(np.array([7])),
+        }
+    )
+
+
+def start(strategy: FedAvg, grid: LocalGrid, rounds: int = 2) -> Any:
+    return strategy.start(grid, initial(), num_rounds=rounds, timeout=5)
+
+
+def trained(result: Any) -> float:
+    values = result.arrays["w"].numpy()
+    assert values.shape == (2, 3)
+    assert (values == values[0, 0]).all()
+    return float(values[0, 0])
+
+
+def test_size_weights_are_fedavg() -> None:
+    ours, theirs = (start(strategy, LocalGrid(app_of(), NODES)) for strategy in (WeightedStrategy(), FedAvg()))
+    assert trained(ours) == pytest.approx(trained(theirs))
+    assert ours.arrays["count"].numpy().tolist() == [7]
+    assert ours.arrays["w"].numpy().dtype == np.float32
+    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+    assert ours.train_metrics_clientapp[1]["loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+
+
+def test_every_rule_by_hand() -> None:
+    """One round from 0: client k moves to target/2, so the model is Σ Θ_k target_k / 2."""
+    by_rule = {
+        fu.uniform(): [1 / 3, 1 / 3, 1 / 3],
+        fu.dr(q=1): [10 * 1 / 250, 20 * 4 / 250, 10 * 16 / 250],
+        fu.fixed([[0.5, 0.5, 0.0]]): [0.5, 0.5, 0.0],
+    }
+    for rule, weights in by_rule.items():
+        strategy = WeightedStrategy(rule)
+        result = start(strategy, LocalGrid(app_of(), NODES), rounds=1)
+        assert list(strategy.weights[0].values()) == pytest.approx(weights)
+        assert trained(result) == pytest.approx(sum(w * t / 2 for w, t in zip(weights, (1, 2, 4), strict=True)))
+
+
+@pytest.mark.parametrize("rule", [fu.fedadp(), fu.fedfa()], ids=lambda rule: rule.name)
+def test_rules_that_need_more(rule: Any) -> None:
+    strategy = WeightedStrategy(rule)
+    start(strategy, LocalGrid(app_of(), NODES))
+    assert sum(strategy.weights[-1].values()) == pytest.approx(1)
+    assert strategy.faults.as_dict() == {}
+
+
+def test_learned_weights_go_by_key() -> None:
+    """Nodes are numbered otherwise than clients are listed."""
+    weights = torch.tensor([[0.7, 0.1, 0.2]], dtype=torch.float64)
+    learned = LearnedWeights(("c", "a", "b"), weights, torch.zeros(0), weights[None], {})
+    strategy = WeightedStrategy(learned)
+    result = start(strategy, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES), rounds=1)
+    assert trained(result) == pytest.approx((0.1 * 1 + 0.2 * 2 + 0.7 * 4) / 2)
+
+
+def test_server_optimisers() -> None:
+    strategy = WeightedStrategy(server=fu.server.momentum(0.5))
+    result = start(strategy, LocalGrid(app_of(), NODES))
+    mean = (10 + 40 + 40) / 40
+    first = 0.5 * mean
+    second = 0.5 * (mean - first)
+    assert trained(result) == pytest.approx(first + (0.5 * first + second))
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_absent_clients(absent: Any) -> None:
+    """Node 3 answers in the first round only."""
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if node == 3 and reply.metadata.message_type == "train" and len(strategy.weights) == 1 else reply
+
+    strategy = WeightedStrategy(fu.uniform(), absent=absent)
+    result = start(strategy, LocalGrid(app_of(), NODES, spoil))
+    first = (1 + 2 + 4) / 6
+    moves = [0.5 * (target - first) for target in (1, 2)]
+    last = {"keep": sum(moves) / 3, "drop": sum(moves) / 2, "remember": (sum(moves) + 2) / 3}[absent]
+    assert trained(result) == pytest.approx(first + last)
+    assert strategy.faults.as_dict() == {"3": {"no answer": 1}}
+
+
+# --- what clients may send ---------------------------------------------------------------------------------
+
+
+def changed(reply: Message, **arrays: np.ndarray) -> RecordDict:
+    record = dict(reply.content.array_records["arrays"].items())
+    record.update({name: Array(value) for name, value in arrays.items()})
+    return RecordDict({"arrays": ArrayRecord(record), "metrics": reply.content["metrics"]})
+
+
+BAD: dict[str, Callable[[Message], RecordDict]] = {
+    "NaN": lambda reply: changed(reply, b=np.full(3, np.nan, dtype=np.float32)),
+    "infinite": lambda reply: changed(reply, b=np.array([np.inf, -np.inf, 0], dtype=np.float32)),
+    "another shape": lambda reply: changed(reply, b=np.zeros(4, dtype=np.float32)),
+    "another type": lambda reply: changed(reply, b=np.zeros(3, dtype=np.int64)),
+    "another name": lambda reply: changed(reply, c=np.zeros(3, dtype=np.float32)),
+    "no arrays": lambda reply: RecordDict({"metrics": reply.content["metrics"]}),
+    "two array records": lambda reply: RecordDict({**reply.content, "more": reply.content["arrays"]}),
+    "no metrics": lambda reply: RecordDict({"arrays": reply.content["arrays"]}),
+    "nothing": lambda reply: RecordDict(),
+    "no loss": lambda reply: RecordDict(
+        {"arrays": reply.content["arrays"], "metrics": MetricRecord({"num-examples": 10})}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_set_aside(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if node == 2 and reply.metadata.message_type == "train":
+            reply.content = BAD[kind](reply)
+        return reply
+
+    strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
+    grid = LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil)
+    result = start(strategy, grid, rounds=3)
+    assert strategy.faults.as_dict() == {"bob": {"set aside": 3}}
+    assert "client bob: set aside" in caplog.text
+    assert 1 < trained(result) < 4
+
+
+def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
+    """Counts are believed once, and within bounds."""
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type != "train":
+            return reply
+        if node == 1:
+            failed = Message(Error(5, "no disk"), reply_to=Message(RecordDict(), 1, "train"))
+            failed.metadata.__dict__["_src_node_id"] = 1
+            return failed
+        if node == 2:
+            reply.content.metric_records["metrics"]["num-examples"] = 10**12
+        if node == 3 and strategy.weights:
+            reply.content.metric_records["metrics"]["num-examples"] = 10**8
+        return reply
+
+    strategy = WeightedStrategy()
+    start(strategy, LocalGrid(app_of(), NODES, spoil))
+    assert strategy.faults.as_dict() == {"1": {"set aside": 2}, "2": {"set aside": 2}}
+    assert strategy.weights == [{"3": 1.0}, {"3": 1.0}]
+    assert "failed: no disk" in caplog.text
+    assert "1000000000000 examples" in caplog.text
+
+
+def test_nobody_answers() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if reply.metadata.message_type == "train" else reply
+
+    strategy = WeightedStrategy(fu.uniform())
+    with pytest.raises(InputError, match="no client has answered yet"):
+        start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=1)
+    known = WeightedStrategy(fu.uniform())
+    result = start(known, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES, spoil), rounds=2)
+    assert trained(result) == 0.0
+
+
+def test_a_client_keeps_its_key_over_a_restart() -> None:
+    keys = {1: "ann", 2: "bob", 3: "cat", 9: "bob"}
+    grid = LocalGrid(app_of(keys), dict(NODES))
+    strategy = WeightedStrategy()
+
+    def restart(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round == 1:
+            grid.nodes.pop(2)
+            grid.nodes[9] = NODES[2]
+        return MetricRecord()
+
+    strategy.start(grid, initial(), num_rounds=2, evaluate_fn=restart)
+    assert [sorted(weights) for weights in strategy.weights] == [["ann", "bob", "cat"]] * 2
+
+
+def test_the_mod_reports_what_rules_need() -> None:
+    """An evaluation that reads the model's value, so that before and after differ."""
+
+    def evaluate(arrays: ArrayRecord, context: Context) -> tuple[float, float]:
+        value = float(arrays["b"].numpy()[0])
+        return 10 - value, value / 10
+
+    app = ClientApp(mods=[])
+    quiet = MetricRecord({"num-examples": 10})
+
+    def silent(message: Message, context: Context) -> Message:
+        reply = ordinary(message, context)
+        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(dict(quiet))})
+        return reply
+
+    app.train(mods=[reporting(evaluate)])(silent)
+    seen: list[dict[str, Any]] = []
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if not reply.has_error():
+            seen.append(dict(reply.content["metrics"]))
+        return reply
+
+    strategy = WeightedStrategy(fu.fedfa(), fraction_evaluate=0.0)
+    start(strategy, LocalGrid(app, NODES, spoil), rounds=1)
+    assert strategy.faults.as_dict() == {}
+    assert [entry["start_loss"] for entry in seen] == [10, 10, 10]
+    assert sorted(entry["accuracy"] for entry in seen) == pytest.approx([0.05, 0.1, 0.2])
+    assert sorted(entry["loss"] for entry in seen) == pytest.approx([8, 9, 9.5])
+
+
+def test_arrays_without_a_floating_point_number_are_refused() -> None:
+    strategy = WeightedStrategy()
+    whole = ArrayRecord({"count": Array(np.array([1, 2]))})
+    with pytest.raises(InputError, match="no floating-point numbers"):
+        strategy.start(LocalGrid(app_of(), NODES), whole, num_rounds=1, train_config=ConfigRecord())
