@@ -24,6 +24,7 @@ from fedunfold.data.features import Features, files, load_features, split
 from fedunfold.data.features.backbone import Backbone
 from fedunfold.data.features.extraction import Extraction, extract
 from fedunfold.data.features.preprocessing import Preprocessing
+from fedunfold.data.features.splitting import unit_rows
 from fedunfold.errors import InputError
 
 DOGS = Path(os.environ.get("FEDUNFOLD_DATA") or "no-data-folder") / "dogs_deit_tiny.npz"
@@ -479,6 +480,15 @@ def test_split_depends_on_the_seed_and_the_class_alone() -> None:
     assert not np.array_equal(first.x_test, split(rows, seed=2).x_test)
     alone = Features(rows.x[20:], np.zeros(20, np.int64), ("",) * 20, ("b",))
     assert np.array_equal(split(alone, seed=1).x_test, first.x_test[first.y_test == 1])
+
+
+def test_unit_rows_have_a_mean_square_of_one() -> None:
+    x = np.array([[3.0, 4.0], [0.0, 0.0], [-1e-3, 0.0]], dtype=np.float32)
+    scaled = unit_rows(Features(x, np.array([0, 1, 1]), ("a", "b", "c"), ("x", "y"))).x
+    assert scaled.dtype == np.float32
+    assert scaled[0].tolist() == pytest.approx([3 / np.sqrt(12.5), 4 / np.sqrt(12.5)])
+    assert scaled[1].tolist() == [0, 0]
+    assert np.square(scaled).mean(1).tolist() == pytest.approx([1, 0, 1])
 
 
 def test_split_always_leaves_a_row_to_train_on() -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, InstanceOf
 from fedunfold.data import partition as dealing
 from fedunfold.data import sources
 from fedunfold.data.features.files import load_features
-from fedunfold.data.features.splitting import split
+from fedunfold.data.features.splitting import split, unit_rows
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partition import Indices
 from fedunfold.errors import InputError
@@ -53,13 +53,15 @@ class NpzSource(Settings):
 class FeaturesSource(Settings):
     """Frozen-backbone features of images, split by class into training and test rows.
 
-    A relative path counts from the environment file's folder, then from the folder in FEDUNFOLD_DATA.
+    A relative path counts from the environment file's folder, then from the folder in FEDUNFOLD_DATA. With
+    `scaling` "unit", every row is divided by its root mean square, which a client can do without the others.
     """
 
     source: Literal["features"] = "features"
     path: str = Field(min_length=1)
     test_fraction: float = Field(0.2, gt=0, lt=1)
     seed: Natural = 0
+    scaling: Literal["none", "unit"] = "none"
 
     def load(self, folder: Path) -> sources.Dataset:
         found = folder / Path(self.path).expanduser()
@@ -71,7 +73,10 @@ class FeaturesSource(Settings):
                 f"There is no features file {self.path} beside the environment or in the folder FEDUNFOLD_DATA; "
                 "make it with `fedunfold data features IMAGE_FOLDER`."
             )
-        return split(load_features(found), self.test_fraction, self.seed)
+        features = load_features(found)
+        if self.scaling == "unit":
+            features = unit_rows(features)
+        return split(features, self.test_fraction, self.seed)
 
 
 class MemorySource(Settings):

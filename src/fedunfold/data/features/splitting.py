@@ -1,6 +1,7 @@
-"""Features divided into rows for the clients and rows for the test."""
+"""Features brought to one scale, and divided into rows for the clients and rows for the test."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,6 +9,13 @@ from fedunfold.data.features.files import Features
 from fedunfold.data.sources import Dataset
 from fedunfold.errors import InputError
 from fedunfold.randomness import generator
+
+
+def unit_rows(features: Features) -> Features:
+    """Every row over its root mean square, √(mean_j x_j²); a row of zeros stays one."""
+    x = features.x
+    scale = np.sqrt(np.square(x).mean(1, keepdims=True))
+    return replace(features, x=np.divide(x, scale, out=np.zeros_like(x), where=scale > 0))
 
 
 def split(features: Features, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
