@@ -1,6 +1,7 @@
 """Ctrl-C and failures half-way: one line, the right exit code, and nothing finished is lost."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -171,7 +172,7 @@ def test_a_failing_method_does_not_take_finished_ones_along(
 
 
 def reproduce(out: Path, *more: str) -> list[str]:
-    """A small study: two learnings and four trials."""
+    """A small study: two learnings and three trials."""
     only = ("digits-flaky", "fedavg", "duw-fedavg", "duw-fednova")
     names = [part for name in only for part in ("--only", name)]
     command = ("reproduce", "digits", "--trials", "1", "--jobs", "2", "--out", str(out), *names, *more)
@@ -179,15 +180,15 @@ def reproduce(out: Path, *more: str) -> list[str]:
 
 
 def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    """SIGKILL, twice: when the first record is there, and a moment after the start."""
+    """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(reproduce(whole), check=True, capture_output=True)
-    for attempt in range(2):
+    for awaited in ("checkpoint.safetensors", "trial-*.json"):
         process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-            if attempt or list(cut.glob("records/*/*/trial-*.json")):
+            time.sleep(0.05)
+            if list(cut.glob(f"records/*/*/{awaited}")):
                 break
         assert process.poll() is None, "ended before it could be killed"
         process.kill()
@@ -206,3 +207,19 @@ def test_an_interrupted_reproduction_says_how_to_go_on(
     stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.startswith("stopped; the same command goes on from the records in")
+
+
+def test_ctrl_c_at_the_terminal_is_one_line_even_while_workers_start(tmp_path: Path) -> None:
+    """The terminal sends it to the whole group of processes."""
+    process = subprocess.Popen(
+        reproduce(tmp_path / "cut"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "cut" / "records" / "digits-flaky" / "data.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("stopped; the same command goes on")
+    assert err.count("\n") == 1

@@ -15,6 +15,8 @@ from fedunfold.experiments import reproduction as rep
 from fedunfold.experiments.reproduction import studies
 from fedunfold.report.paper import Results, tables
 from fedunfold.report.paper.findings import findings
+from fedunfold.unfolding import Learning
+from fedunfold.weighting.learned import LearnedWeights
 from tests.federations import tiny
 
 SETTING = rep.Setting(trials=2)
@@ -139,6 +141,11 @@ def test_price_of_learning_by_hand() -> None:
     assert cost("fedavg") == pytest.approx((3, 39, 18 * megabyte))
     assert cost("duw-fedavg") == pytest.approx((3 + 2 * 3, 39 + 2 * (39 + 8), (18 + 2 * (18 + 6)) * megabyte))
     assert cost("duw-fedavg", draws=2) == pytest.approx((3 + 4 * 3, 39 + 4 * (39 + 8), (18 + 4 * (18 + 6)) * megabyte))
+    absent = [{"rounds": 3, "client_steps": 30, "participations": 7}]  # 2 of 9 away: 2 · 8/3 steps of one pass
+    balanced = tables.price(
+        case, replace(found["duw-fedavg"], learning=Learning(iterations=2, outer="balanced")), absent
+    )
+    assert balanced == pytest.approx((9, 30 + 2 * (30 + 8 + 2 * 8 / 3), (14 + 2 * (14 + 6 + 2 * 2 + 7)) * megabyte))
     exact = (3 + 2 * 6, 39 + 2 * (4 * 39 + 8), (18 + 2 * (45 + 6)) * megabyte)
     assert cost("duw-fedavg-exact") == pytest.approx(exact)
 
@@ -190,10 +197,11 @@ def test_findings_by_hand(tmp_path: Path) -> None:
     env = tiny(dict.fromkeys("abcde", 9), reliability={"a": 0.2, "b": 0.3, "c": 0.8, "d": 0.9, "e": 1.0})
     case, records = rep.Case(env.with_(name="mnist-4", rounds=5)), rep.Records(tmp_path)
     run = [rep.Entry(name, name, 5, 1) for name in ("fedavg", "dr-fedavg", "duw-fedavg")]
-    for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 0, 42, 53]), strict=True):
+    for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 4, 42, 53]), strict=True):
         file = records.folder / case.name / entry.name / "trial-0.json"
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"accuracies": [value / 100 for value in curve]}))
+        rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
+        file.write_text(json.dumps({"accuracies": [value / 100 for value in curve]} | rest))
     learned = [entry for entry in entries(case.env, "mnist") if entry.name == "duw-fedavg"]
     work(case, [replace(learned[0], trials=0)], records)
     weights = records.weights(case, "duw-fedavg")
@@ -204,24 +212,92 @@ def test_findings_by_hand(tmp_path: Path) -> None:
     assert (above.seen, above.holds) == ("by at least 1.0", True)
     assert (ahead.seen, ahead.holds) == ("+2.0", True)
     assert (ordered.seen, ordered.holds) == ("0.90", True)
-    assert findings(case, [*run, rep.Entry("fedprox", "fedprox", 5, 1)], records) == []
+    assert len(findings(case, [*run, rep.Entry("fedprox", "fedprox", 5, 1)], records)) == 3
+    assert findings(case, run[:2], records) == [], "what was not asked for is not judged"
+    assert findings(case, [replace(entry, trials=2) for entry in run], records) == []
+
+
+def made_up(records: rep.Records, case: rep.Case, finals: dict[str, float], weights: list[list[float]]) -> list[Any]:
+    """Records of one trial each, with these accuracies at the end and these learned weights."""
+    rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
+    for name, accuracy in finals.items():
+        file = records.folder / case.name / name / "trial-0.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"accuracies": [accuracy / 100] * len(weights)} | rest))
+    theta = torch.tensor(weights, dtype=torch.float64)
+    keys = tuple(client.key for client in case.env.clients)
+    learned = LearnedWeights(keys, theta, torch.zeros(0, dtype=torch.float64), theta[None].clone(), {})
+    records.keep_weights(case, "duw-fedavg", learned, 0.0)
+    run = [rep.Entry(name, name, len(weights), 1) for name in finals]
+    return [(found.seen, found.holds) for found in findings(case, run, records)]
+
+
+FIVE = dict.fromkeys("abcde", 9)
+
+
+def test_quantity_skew_by_hand(tmp_path: Path) -> None:
+    case = rep.Case(tiny(FIVE).with_(name="mnist-1"))
+    heavy, even = [0.01, 0.01, 0.01, 0.01, 0.96], [0.2] * 5
+    finals = {"fedavg": 90.0, "dr-fedavg": 91.0, "duw-fedavg": 89.5}
+    found = made_up(rep.Records(tmp_path / "1"), case, finals, [even, *[heavy] * 8, even])
+    assert found == [("-1.5", True), ("at least 0.960", True), ("0.20 to 0.20", True)]
+    found = made_up(rep.Records(tmp_path / "2"), case, finals | {"duw-fedavg": 88.9}, [*[even] * 9, heavy])
+    assert [holds for _, holds in found] == [False, False, False]
+
+
+def test_label_and_computation_skew_by_hand(tmp_path: Path) -> None:
+    labels, slow = (rep.Case(tiny(FIVE).with_(name=name)) for name in ("mnist-2", "mnist-3"))
+    finals = {"fedavg": 55.0, "dr-fedavg": 57.0, "duw-fedavg": 73.0}
+    rising = [[0.1, 0.1, 0.3, 0.3, 0.2], [0.3, 0.3, 0.1, 0.1, 0.2]]
+    found = made_up(rep.Records(tmp_path / "1"), labels, finals, rising)
+    assert found == [("73.0 %", True), ("+16.0", True), ("0.20 to 0.60", True)]
+    found = made_up(rep.Records(tmp_path / "2"), labels, finals | {"dr-fedavg": 57.1}, rising[::-1])
+    assert [holds for _, holds in found] == [True, False, False]
+    first = [[0.96, 0.01, 0.01, 0.01, 0.01]] * 10
+    found = made_up(rep.Records(tmp_path / "3"), slow, finals, first)
+    assert found == [("by at least 16.0", True), ("+16.0", True), ("at least 0.960", True)]
+
+
+def test_dogs_by_hand(tmp_path: Path) -> None:
+    case = rep.Case(tiny(FIVE).with_(name="dogs-b"))
+    finals = {"fedavg": 75.0, "dr-fedavg": 65.0, "fedadp": 76.0, "fedfa": 70.0, "duw-fedavg": 77.0}
+    assert made_up(rep.Records(tmp_path / "1"), case, finals, [[0.2] * 5]) == [("+1.0 against fedadp", True)]
+    finals["duw-fedavg"] = 75.5
+    assert made_up(rep.Records(tmp_path / "2"), case, finals, [[0.2] * 5]) == [("-0.5 against fedadp", False)]
 
 
 def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     records = rep.Records(tmp_path)
-    rep.check_same(records, SETTING)
-    rep.check_same(records, rep.Setting(trials=5))
+    case = rep.Case(tiny())
+    rep.check_same(records, SETTING, [case])
+    rep.check_same(records, rep.Setting(trials=5), [case])
     with pytest.raises(InputError, match="another schedule, seed or device"):
-        rep.check_same(records, rep.Setting(seed=1))
+        rep.check_same(records, rep.Setting(seed=1), [case])
+    with pytest.raises(InputError, match="other data or clients"):
+        rep.check_same(records, SETTING, [rep.Case(tiny(reliability=0.5))])
+
+
+def test_weights_learned_in_another_way_are_not_taken(tmp_path: Path) -> None:
+    records, case = rep.Records(tmp_path), rep.Case(tiny())
+    run = [entry for entry in entries(case.env) if entry.name == "fedunfold"]
+    work(case, run, records, most=1)
+    other = [entry for entry in entries(case.env, iterations=3) if entry.name == "fedunfold"]
+    with pytest.raises(InputError, match="learned in another way"):
+        work(case, other, records)
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     records, case = rep.Records(tmp_path), rep.Case(tiny())
     file = records.folder / case.name / "fedavg" / "trial-0.json"
     file.parent.mkdir(parents=True)
-    file.write_text('{"accuracies": [0.')
-    with pytest.raises(InputError, match=r"trial-0\.json is damaged"):
-        records.trials(case, "fedavg", 1)
+    for damaged in ('{"accuracies": [0.', "{}", "[]"):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match=r"trial-0\.json is damaged"):
+            records.trials(case, "fedavg", 1)
+    weights = file.with_name("weights.safetensors")
+    weights.write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"weights\.safetensors is damaged; delete it"):
+        records.weights(case, "fedavg")
 
 
 def test_only_what_was_asked_for() -> None:
@@ -231,6 +307,23 @@ def test_only_what_was_asked_for() -> None:
     ]
     with pytest.raises(InputError, match="--only fedavgg"):
         Results.of(["digits"], SETTING, None, ["fedavgg"])
+    (reused,) = Results.of(["digits"], SETTING, None, ["digits-flaky", "duw-fedavg-reused"]).cases()
+    assert [entry.name for entry in reused[1]] == ["duw-fedavg", "duw-fedavg-reused"]
+    with pytest.raises(InputError, match="no environment has such a method"):
+        Results.of(["digits", "variants"], SETTING, None, ["digits-flaky", "pull"])
+
+
+def test_a_trial_whose_weights_nobody_learns_is_told(tmp_path: Path) -> None:
+    case = rep.Case(environment("digits-label-skew").with_(rounds=2))
+    run = [entry for entry in entries(case.env, "digits") if entry.name == "duw-fedavg-reused"]
+    for jobs in (1, 2):
+        with pytest.raises(FedunfoldError, match=r"duw-fedavg-reused, trial 0: .*weights"):
+            rep.work_off(rep.tasks(case, run), rep.Records(tmp_path), "cpu", jobs, lambda name, cost: None)
+
+
+def test_an_assignment_is_about_dogs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--assignment is about the dogs"):
+        rep.cases("digits", SETTING, tmp_path / "clients.json")
 
 
 def test_assignment(tmp_path: Path) -> None:

@@ -162,6 +162,13 @@ def test_step_sizes_are_learned_beside_the_weights() -> None:
     torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * found.gradient.sign()))
 
 
+def test_step_sizes_are_learned_from_those_of_the_algorithm() -> None:
+    result = learned(
+        label_skewed(), iterations=1, lr=1e-6, step_sizes="learned", algorithm=Algorithm(step_sizes=(0.5, 2.0))
+    )
+    assert result.settings["algorithm"]["step_sizes"] == pytest.approx([0.5, 2.0, 2.0], abs=1e-4)
+
+
 def test_learned_step_sizes_lower_the_loss_further() -> None:
     ones, learned_ones = (
         learned(label_skewed(), iterations=15, adjoint="exact", step_sizes=kind) for kind in ("one", "learned")
@@ -237,6 +244,9 @@ def test_a_checkpoint_of_another_learning_is_refused(tmp_path: Path, monkeypatch
         learn(federation, 3, learning=Learning(iterations=2, lr=0.3), checkpoint=file)
     with pytest.raises(InputError, match="of another learning"):
         learn(federation, 3, learning=Learning(iterations=2), digest="other", checkpoint=file)
+    for other in (simulated(label_skewed(seed=7)), simulated(label_skewed(), dtype=torch.float32)):
+        with pytest.raises(InputError, match="of another learning"):
+            learn(other, 3, learning=Learning(iterations=2), checkpoint=file)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(InputError, match="is damaged"):
         learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)

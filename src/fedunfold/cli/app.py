@@ -140,6 +140,7 @@ def learn(
             if "learn" not in watcher.learned:
                 raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
             learned, interrupted = watcher.learned["learn"], True
+    algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
     folder.write(*("learn", environment, of_learning(learned)), algorithm=algorithm, learning=how, fraction=fraction)
     file, done = folder.path / "weights.safetensors", len(learned.losses)
     if format == "json":
@@ -150,12 +151,13 @@ def learn(
                 "iterations": done,
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),
+                "step_sizes": algorithm.step_sizes,
                 "folder": str(folder.path),
                 "file": str(file),
             }
         )
     else:
-        console.out.print(console.weights_table(learned))
+        console.out.print(console.weights_table(learned, algorithm.step_sizes))
         console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
     if interrupted:
         raise Stopped(f"stopped after {done} of {how.iterations} outer iterations; what was learned is saved.")

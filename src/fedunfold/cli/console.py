@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -107,16 +107,22 @@ def worst_class(result: MethodResult) -> float:
     return sum(worst) / len(worst)
 
 
-def weights_table(learned: LearnedWeights, most: int = 12) -> Table:
-    """Θ: a row for each round, a column for each client (the heaviest ones of a large federation)."""
+def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), most: int = 12) -> Table:
+    """Θ: a row for each round, a column for each client (the heaviest ones of a large federation).
+
+    Where step sizes were learned too, they are in the last column.
+    """
     shown = learned.weights.mean(0).argsort(descending=True)[:most].sort().values.tolist()
     hidden = len(learned.keys) - len(shown)
     table = Table(title="learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else ""))
     table.add_column("round", justify="right")
     for k in shown:
         table.add_column(learned.keys[k], justify="right")
+    if step_sizes:
+        table.add_column("step size", justify="right")
     for t, row in enumerate(learned.weights):
-        table.add_row(str(t + 1), *(f"{float(row[k]):.3f}" for k in shown))
+        steps = [f"{step_sizes[t]:.3f}"] if step_sizes else []
+        table.add_row(str(t + 1), *(f"{float(row[k]):.3f}" for k in shown), *steps)
     return table
 
 

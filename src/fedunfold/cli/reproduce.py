@@ -57,7 +57,7 @@ def reproduce(
     results = Results.of(wanted, setting, assignment, only or ())
     make_writable(folder)
     records = rep.Records(folder / "records")
-    rep.check_same(records, setting)
+    rep.check_same(records, setting, [case for case, _ in results.cases()])
     todo = [task for case, entries in results.cases() for task in rep.tasks(case, entries) if not task.done(records)]
     began = time.monotonic()
     with console.progress() as bars:
@@ -72,8 +72,10 @@ def reproduce(
             )
         except KeyboardInterrupt:
             raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
-    options = ["--assignment", assignment.name] if assignment else []
-    command = shlex.join(["fedunfold", "reproduce", study, "--schedule", schedule, *options])
+    said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
+    said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
+    options = [str(part) for option, value in said if value is not None for part in (option, value)]
+    command = shlex.join(["fedunfold", "reproduce", study, *options])
     file = results.write(folder, command, records)
     seconds = time.monotonic() - began
     if format == "json":

@@ -134,6 +134,10 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"the bound is not established for this run: it is without {', '.join(unmet)}."
     if env.sampled is not None or any(client.reliability < 1 for client in env.clients):
         yield "clients may be absent in this environment; the theorem has all of them in every round."
+    if sizes := algorithm.step_sizes:
+        yield f"the server's steps are stretched by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."
+    if algorithm.absent == "remember":
+        yield "the server remembers updates of absent clients; the theorem has fresh ones."
     if algorithm.server.name != "plain":
         yield f"the server is {algorithm.server.name}; the theorem is about plain averaging."
     missing = [name for name, value in vars(result.constants).items() if value is None]

@@ -1,5 +1,6 @@
 """The outer loop: run the federation, differentiate, take an Adam step on θ, again."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -30,9 +31,9 @@ class Learning:
 
     `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
     the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
-    learned beside Θ, from σ = 1. `shared_rounds` rounds in a row have the same weights and step size: fewer
-    numbers to learn, and less noise in each. With `decay` "linear", step m is lr (1 − m/M): large steps find the
-    way, small ones at the end let the noise of single draws average out.
+    learned beside Θ, from those of the algorithm. `shared_rounds` rounds in a row have the same weights and step
+    size: fewer numbers to learn, and less noise in each. With `decay` "linear", step m is lr (1 − m/M): large
+    steps find the way, small ones at the end let the noise of single draws average out.
     """
 
     iterations: int = 40
@@ -109,8 +110,17 @@ def learn(
     shares = sizes / sizes.sum()
     keys = tuple(client.key for client in federation.clients)
     settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds}
-    identity = settings | {"keys": keys, "sizes": sizes.tolist(), "digest": digest, "version": VERSION}
-    progress = Progress.start(shares, rounds)
+    progress = Progress.start(shares, [algorithm.step_size(t) for t in range(rounds)])
+    # The first initial model stands for the seed, the model and the precision.
+    start = federation.initial_model("learn-0")
+    identity = settings | {
+        "keys": keys,
+        "sizes": sizes.tolist(),
+        "digest": digest,
+        "version": VERSION,
+        "device": start.device.type,
+        "start": hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest(),
+    }
     if checkpoint is not None and checkpoint.exists():
         progress = Progress.load(checkpoint, identity)
 

@@ -1,7 +1,7 @@
 """Where a learning stands, in memory and in a file that a later call goes on from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ class Progress:
     history: tuple[Tensor, ...] = field(default=())
 
     @classmethod
-    def start(cls, shares: Tensor, rounds: int) -> "Progress":
-        """θ = √(N_k/N) and σ = 1 in every round."""
-        roots = torch.cat([shares.sqrt().repeat(rounds, 1), shares.new_ones(rounds, 1)], 1)
+    def start(cls, shares: Tensor, step_sizes: Sequence[float]) -> "Progress":
+        """θ = √(N_k/N) and σ = √s_t in every round."""
+        sigma = torch.tensor(step_sizes, dtype=shares.dtype).sqrt()
+        roots = torch.cat([shares.sqrt().repeat(len(sigma), 1), sigma[:, None]], 1)
         return cls(roots, Adam.start(roots), (), (weights_of(roots[:, :-1]),))
 
     def after(self, loss: float, gradient: Tensor, lr: float) -> "Progress":

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.methods import RECOMMENDED, Method, changed, method
@@ -60,6 +62,15 @@ class Case:
     def name(self) -> str:
         return f"{self.env.name}-held-out" if self.held_out else self.env.name
 
+    def load(self) -> FederatedData:
+        """What clients train on and what models are tested on."""
+        return _loaded(self)
+
+    @property
+    def digest(self) -> str:
+        """Stands for the data and for how clients train on them."""
+        return self.env.digest(self.load())
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -86,8 +97,16 @@ class Entry:
         return changed(method(self.base), update=self.update, absent=self.absent)
 
 
+@lru_cache(maxsize=2)
+def _loaded(case: Case) -> FederatedData:
+    data = case.env.load()
+    return data.held_out(case.held_out, case.env.seed) if case.held_out else data
+
+
 def cases(study: Study, setting: Setting, assignment: Path | None = None) -> list[Case]:
     """The study's environments; with an assignment, the dogs' classes go to clients as that file says."""
+    if assignment is not None and not any(name.startswith("dogs") for name in ENVIRONMENTS[study]):
+        raise InputError(f"--assignment is about the dogs, and study '{study}' has none.")
     found = []
     for name in ENVIRONMENTS[study]:
         env = environment(name).with_(seed=setting.seed)

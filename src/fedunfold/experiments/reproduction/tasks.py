@@ -35,7 +35,7 @@ class Task:
 
     def done(self, records: Records) -> bool:
         if self.trial is None:
-            return records.has_weights(self.case, self.entry.name)
+            return records.has_weights(self.case, self.entry.name, self.entry.learning)
         return records.has_trial(self.case, self.entry.name, self.trial)
 
     def ready(self, records: Records) -> bool:
@@ -48,7 +48,7 @@ class Task:
     def cost(self) -> float:
         """How long it takes, about, in clients' minibatch steps."""
         env = self.case.env
-        sizes = _data(self.case).sizes
+        sizes = self.case.load().sizes
         steps = [
             self.entry.rounds * client.reliability * env.epochs(k, 0) * size / env.batch_size
             for k, (client, size) in enumerate(zip(env.clients, sizes, strict=True))
@@ -69,9 +69,10 @@ class Task:
             return
         chosen = entry.method
         if chosen.rule is None:
-            weights = records.weights(case, entry.weights_of or entry.name)
+            owner = entry.weights_of or entry.name
+            weights = records.weights(case, owner)
             if weights is None:
-                raise InputError(f"{case.name}: the weights of {entry.name} are missing; run the study again.")
+                raise InputError(f"{case.name}: {entry.name} needs the weights of {owner}, which are not there.")
             chosen = learned_method(weights)
         if chosen.rule is None:
             raise InputError(f"{case.name}: {entry.name} has no weighting rule.")
@@ -97,7 +98,7 @@ class Task:
             entry.rounds,
             algorithm=entry.method.algorithm,
             learning=learning,
-            digest=self.case.env.digest(federation.data),
+            digest=self.case.digest,
             checkpoint=records.checkpoint(self.case, entry.name),
             on_iteration=lambda so_far: on_progress(len(so_far.losses) / learning.iterations),
         )
@@ -120,12 +121,6 @@ def client_steps(env: Environment, data: FederatedData, result: RunResult) -> in
 
 
 @lru_cache(maxsize=2)
-def _data(case: Case) -> FederatedData:
-    data = case.env.load()
-    return data.held_out(case.held_out, case.env.seed) if case.held_out else data
-
-
-@lru_cache(maxsize=2)
 def _federation(case: Case, seed_shift: int, device: str) -> SimulatedFederation:
     env = case.env.with_(seed=case.env.seed + seed_shift) if seed_shift else case.env
-    return SimulatedFederation(env, _data(case), device=device_of(device))
+    return SimulatedFederation(env, case.load(), device=device_of(device))

@@ -36,7 +36,10 @@ def _alone(todo: Sequence[Task], records: Records, device: str, on_progress: OnP
     torch.set_num_threads(1)
     try:
         for task in todo:
-            task.do(records, device, _steps(task, on_progress))
+            try:
+                task.do(records, device, _steps(task, on_progress))
+            except FedunfoldError as error:
+                raise FedunfoldError(f"{task.name}: {error}") from error
     finally:
         torch.set_num_threads(before)
 
@@ -46,8 +49,13 @@ def _together(todo: Sequence[Task], records: Records, device: str, jobs: int, on
     context = multiprocessing.get_context("spawn")
     asked, told = context.SimpleQueue(), context.Queue()
     workers = [context.Process(target=_work, args=(asked, told, records, device), daemon=True) for _ in range(jobs)]
-    for worker in workers:
-        worker.start()
+    # Ctrl-C reaches workers too, which inherit how it is taken: only the parent is to hear it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for worker in workers:
+            worker.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     waiting, running = list(todo), 0
     try:
         while waiting or running:
@@ -55,6 +63,8 @@ def _together(todo: Sequence[Task], records: Records, device: str, jobs: int, on
                 waiting.remove(ready)
                 asked.put(ready)
                 running += 1
+            if not running:
+                raise FedunfoldError(f"{waiting[0].name}: the weights it needs are not there and not being learned.")
             name, part, ending = _hear(told, workers)
             on_progress(name, part)
             if isinstance(ending, str):
@@ -84,7 +94,6 @@ def _hear(told: Any, workers: Sequence[BaseProcess]) -> tuple[str, float, bool |
 
 def _work(asked: Any, told: Any, records: Records, device: str) -> None:
     """What a worker does until it is ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     while True:

@@ -47,12 +47,12 @@ class Results:
         kept: dict[Study, Studied] = {}
         for study, studied in found.items():
             chosen = [
-                (case, [entry for entry in run if entry.name in chosen_methods])
-                for case, run in studied
-                if case.env.name in chosen_envs
+                (case, _with_weights(run, chosen_methods)) for case, run in studied if case.env.name in chosen_envs
             ]
-            if chosen:
-                kept[study] = chosen
+            if any(run for _, run in chosen):
+                kept[study] = [(case, run) for case, run in chosen if run]
+        if not kept:
+            raise InputError(f"--only {', '.join(only)}: no environment has such a method.")
         return cls(setting, kept)
 
     def cases(self) -> Iterator[tuple[Case, list[Entry]]]:
@@ -82,14 +82,14 @@ class Results:
         setting = self.setting
         text = (
             "# The paper's experiments, reproduced\n\n"
-            f"`{command}`, seed {setting.seed}, device {setting.device}, {setting.trials} trials (mean ± standard "
-            f"deviation); outer schedule `{setting.schedule}`. Machine and duration are in made.json, all records "
-            "in results.json.\n\n"
+            f"`{command}`, on {setting.device}; accuracies are mean ± standard deviation over the trials. The "
+            f"paper's methods learn by the {setting.schedule} schedule, `fedunfold` by its own. Machine and duration "
+            "are in made.json, all records in results.json.\n\n"
             "Published figures: A. Nakai-Kasai and T. Wadayama, deep unfolding-based weighted averaging; their "
             "dogs figures are for ViT-B/16 features, ours for the features named in the environment, so compare "
-            "methods, not columns. Rounds, client steps and megabytes count the learning of the weights too; "
-            "weights are learned once and used in all trials, each with its own initial model, minibatches and "
-            "absences.\n"
+            "methods, not columns. Rounds, client steps and megabytes are those of one run and of the learning of "
+            "its weights, where the line learns any; weights are learned once and used in all trials, each with its "
+            "own initial model, minibatches and absences.\n"
         )
         if "variants" in self.studies:
             text += (
@@ -129,6 +129,12 @@ class Results:
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
+
+
+def _with_weights(run: list[Entry], names: set[str]) -> list[Entry]:
+    """The entries of these names, and those whose weights they use."""
+    owners = {entry.weights_of for entry in run if entry.name in names}
+    return [entry for entry in run if entry.name in names | owners]
 
 
 def _document(case: Case, entry: Entry, records: Records) -> dict[str, Any]:

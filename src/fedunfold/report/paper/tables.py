@@ -10,6 +10,7 @@ import numpy as np
 
 from fedunfold.experiments.reproduction import RATE_ROUNDS, Case, Entry, Records
 from fedunfold.experiments.theory import weight_variances
+from fedunfold.losses import OuterLoss
 
 # Nakai-Kasai and Wadayama: Stanford Dogs, ViT-B/16 features, mean ± standard deviation of 10 trials.
 PUBLISHED_DOGS = {
@@ -46,8 +47,8 @@ BYTES_PER_NUMBER = 4
 
 def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
     """One environment's table: accuracy, published accuracy, rounds to the milestones, price."""
-    milestones, published = MILESTONES.get(case.env.name, ()), PUBLISHED_DOGS.get(case.name, {})
-    heads = ["method", "accuracy (%)", *(["published"] if published else [])]
+    milestones, published = MILESTONES.get(case.name, ()), PUBLISHED_DOGS.get(case.name, {})
+    heads = ["method", "trials", "accuracy (%)", *(["published"] if published else [])]
     heads += [*(f"rounds to {m} %" for m in milestones), "rounds", "client steps", "sent (MB)"]
     lines = [f"### {case.name}", "", case.env.description, "", _row(heads), _row(["---"] * len(heads))]
     for entry in entries:
@@ -58,6 +59,7 @@ def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
         theirs = published.get(entry.name)
         cells = [
             entry.title or entry.name,
+            str(len(trials)),
             spread(finals(trials, balanced=bool(case.held_out))),
             *([f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else ""] if published else []),
             *(str(rounds_to(trials, m) or "never") for m in milestones),
@@ -75,19 +77,26 @@ def price(case: Case, entry: Entry, trials: Sequence[dict[str, Any]]) -> tuple[f
     """(rounds, client steps, megabytes sent) of one run, the learning of its weights included.
 
     A present client receives and sends one model a round. An outer iteration adds the last layer: every client
-    receives w^(T), passes once over its data, and sends a gradient. The exact adjoint walks every round once
-    more: a present client receives w^(t) and an adjoint, sends an adjoint, and makes three steps' work of one
-    (the replay, and a Hessian-vector product worth two).
+    receives w^(T), passes once over its data, and sends a gradient. Unless the outer loss is one of the last
+    layer alone, an absent client does the same with w^(t), and with the first-order adjoint a present one also
+    sends its outer gradient, where that is not read off its model (balanced, mse, prox). The exact adjoint walks
+    every round once more: a present client receives w^(t) and an adjoint, sends an adjoint, and makes three
+    steps' work of one (the replay, and a Hessian-vector product worth two).
     """
     mean = {key: statistics.fmean(t[key] for t in trials) for key in ("rounds", "client_steps", "participations")}
-    env, data = case.env, case.env.load()
+    env, data = case.env, case.load()
     dimension = (math.prod(data.x.shape[1:]), *env.model.hidden, data.classes)
     numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
     rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
     if entry.learning is not None:
-        exact = entry.learning.adjoint == "exact"
+        outer, exact = OuterLoss(entry.learning.outer), entry.learning.adjoint == "exact"
         runs = entry.learning.iterations * entry.learning.draws
         last_layer = sum(-(-size // env.batch_size) for size in data.sizes)
+        if not outer.only_last_layer:
+            absences = mean["rounds"] * len(data.sizes) - mean["participations"]
+            steps += runs * absences * last_layer / len(data.sizes)
+            carried = exact or (outer.is_training_gradient and not entry.method.algorithm.update.mu)
+            sent += runs * (2 * absences + (0 if carried else mean["participations"]))
         rounds += runs * mean["rounds"] * (2 if exact else 1)
         steps += runs * (mean["client_steps"] * (4 if exact else 1) + last_layer)
         sent += runs * (mean["participations"] * (5 if exact else 2) + 2 * len(data.sizes))
@@ -109,9 +118,9 @@ def rounds_to(trials: Iterable[dict[str, Any]], percent: float) -> int | None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (n − 1)."""
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.2f} ± {sd:.2f}"
+    """Mean ± standard deviation (n − 1); the value alone where there is one."""
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
 
 
 def rate_points(case: Case, records: Records) -> tuple[list[int], list[float]]:
