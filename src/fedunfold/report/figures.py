@@ -63,14 +63,14 @@ def outer_loss(learned: LearnedWeights) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> None:
+def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
     """Write a figure whole or not at all; the ending of the name says the format, .png where there is none."""
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     formats = sorted(figure.canvas.get_supported_filetypes())
     if path.suffix[1:].lower() not in formats:
         raise InputError(f"cannot write {path}: '{path.suffix}' is no format of figures; use .{', .'.join(formats)}.")
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi))
 
 
 def _canvas(title: str) -> tuple[Figure, Axes]:

@@ -69,7 +69,7 @@ class Results:
                 parts += ["![Variance of the weights against rounds](rate.png)\n", tables.rate(case, records)]
                 continue
             if study != "variants":
-                save(figures.composite(studied, records), folder / f"{study}.png")
+                save(figures.composite(studied, records), folder / f"{study}.png", dpi=80)
                 parts.append(f"![Data, accuracy and learned weights]({study}.png)\n")
             parts += [tables.comparison(case, run, records) for case, run in studied]
         write_json(folder / "results.json", self._documents(records))
