@@ -1,7 +1,12 @@
 """Settings of the whole suite."""
 
+import os
+
 import torch
 from hypothesis import HealthCheck, settings
+
+# No test phones home.
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 # Test workers run side by side on few cores; tiny tensors gain nothing from more threads.
 torch.set_num_threads(1)
