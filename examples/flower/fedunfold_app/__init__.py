@@ -1,0 +1,1 @@
+"""Learn aggregation weights in a federation, and train with them."""

@@ -1,0 +1,70 @@
+"""Run this app on Flower's simulation: starts a SuperLink of its own on a free loopback port, and stops it again.
+
+python examples/flower/simulate.py                       # digits, five simulated sites
+python examples/flower/simulate.py 'iterations=5'        # any setting of [tool.flwr.app.config]
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+APP = Path(__file__).parent
+SITES = 5
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the SuperLink ended with code {process.returncode} before it was ready.")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"the SuperLink was not ready within {seconds:g} s.")
+
+
+def main(settings: list[str]) -> int:
+    binaries = Path(sys.executable).parent  # Flower's programs, beside the Python that runs this
+    port = free_port()
+    with tempfile.TemporaryDirectory() as home:
+        environment = os.environ | QUIET | {"FLWR_HOME": home, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
+        Path(home, "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        command = [binaries / "flower-superlink", "--insecure", "--simulation"]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        superlink = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port, superlink)
+            run = [binaries / "flwr", "run", APP, "here", "--stream", "--federation-config", f"num-supernodes={SITES}"]
+            run += [part for setting in settings for part in ("--run-config", setting)]
+            return subprocess.run(run, env=environment, check=False).returncode
+        finally:
+            superlink.terminate()
+            try:
+                superlink.wait(20)
+            except subprocess.TimeoutExpired:
+                superlink.kill()
+                superlink.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

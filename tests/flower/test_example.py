@@ -1,0 +1,22 @@
+"""The example app, as its launcher runs it."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+APP = Path(__file__).parents[2] / "examples" / "flower"
+
+
+def test_the_app_learns_trains_and_leaves_nothing_running(tmp_path: Path) -> None:
+    program = [sys.executable, str(APP / "simulate.py"), "iterations=1", f'folder="{tmp_path}"']
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found = re.findall(r"(learned|size) weights: (\d+\.\d) % after 10 rounds", ended.stdout)
+    assert [name for name, _ in found] == ["learned", "size"]
+    assert (tmp_path / "weights.safetensors").exists()
+    listening = re.search(r"Using SuperLink: here \(127\.0\.0\.1:(\d+)\)", ended.stdout)
+    assert listening, "the launcher's own SuperLink was not used"
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(listening[1]))) != 0, "the SuperLink still listens"
