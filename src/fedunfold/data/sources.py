@@ -3,18 +3,14 @@
 import os
 import tempfile
 import warnings
-import zipfile
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedunfold.data.arrays import Features, Labels, features, labels
+from fedunfold.data.npz import first_line, read_npz
 from fedunfold.errors import InputError
 from fedunfold.randomness import generator
 
@@ -22,7 +18,6 @@ FIELDS = ("x_train", "y_train", "x_test", "y_test")
 DIGITS_TEST_PER_CLASS = 50
 MNIST_TRAIN_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST_TEST_COUNTS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
-UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 Pair = tuple[Features, Labels]
 
@@ -112,43 +107,6 @@ def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
     return pairs, test
 
 
-def read_npz(path: Path, wanted: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
-    """The wanted arrays of a .npz file (all of them when none is named), never unpickling anything."""
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise InputError(f"{path} is not an .npz file or is cut short; write it with numpy.savez again.")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                names = list(wanted) or archive.files
-                return {name: _member(archive, name, path) for name in names}
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist; check the path.") from error
-    except InputError:  # a ValueError too, and already worded
-        raise
-    except UNREADABLE as error:
-        raise InputError(f"{path} cannot be read ({_first_line(error)}).") from error
-
-
-def _member(archive: Any, name: str, path: Path) -> NDArray[Any]:
-    if name not in archive.files:
-        hint = "; use the partition 'given' for arrays per client" if name == "x_train" else ""
-        raise InputError(f"{path} has no {name}, only {', '.join(sorted(archive.files)) or 'nothing'}{hint}.")
-    try:
-        array = archive[name]
-    except UNREADABLE as error:
-        raise InputError(
-            f"{name} in {path} cannot be read as a numeric array ({_first_line(error)}); save it again."
-        ) from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "uif":
-        raise InputError(f"{name} in {path} is not a numeric array; save integers or floats.")
-    return array
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
-
-
 def _mnist_file() -> Path:
     folder = os.environ.get("FEDUNFOLD_DATA")
     if folder and (given := Path(folder) / "mnist.npz").exists():
@@ -170,7 +128,7 @@ def _download_mnist(target: Path) -> None:
             x, y = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, cache=False)
     except (OSError, ValueError, HTTPException) as error:
         raise InputError(
-            f"MNIST could not be downloaded ({_first_line(error)}); set FEDUNFOLD_DATA to a folder with mnist.npz."
+            f"MNIST could not be downloaded ({first_line(error)}); set FEDUNFOLD_DATA to a folder with mnist.npz."
         ) from error
     images, classes = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.uint8)
     arrays = (images[:60000], classes[:60000], images[60000:], classes[60000:])

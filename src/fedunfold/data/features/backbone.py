@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from fedunfold.data.features.files import first_line
 from fedunfold.data.features.preprocessing import Preprocessing
+from fedunfold.data.npz import first_line
 from fedunfold.errors import InputError
 
 # What transformers and the hub raise for a wrong name, no network (also RuntimeError) or a broken folder.

@@ -22,13 +22,13 @@ from fedunfold.data.features.files import (
     Skipped,
     StoredType,
     check_ending,
-    first_line,
     load_features,
     read_about,
     save_features,
 )
 from fedunfold.data.features.images import ImageFile, ImageFolder, read_rgb
 from fedunfold.data.features.partial import Batch, PartialResults
+from fedunfold.data.npz import first_line
 from fedunfold.errors import InputError
 
 MODEL = "google/vit-base-patch16-224-in21k"

@@ -5,8 +5,7 @@ the order of their numbers. A file made here also says how, in `about`; one made
 """
 
 import json
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from fedunfold.data import arrays
-from fedunfold.data.sources import UNREADABLE
+from fedunfold.data.npz import NUMBERS_AND_TEXT, first_line, read_npz
 from fedunfold.errors import InputError
 from fedunfold.files import write_atomically
 
@@ -112,47 +111,10 @@ def save_features(path: Path, features: Features, about: About) -> None:
     write_atomically(path, lambda file: file.write_bytes(content))
 
 
-def read_arrays(path: Path, wanted: Iterable[str], optional: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
-    """Named arrays of an .npz file, of numbers or of text."""
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise InputError(f"{path} is not an .npz file or is cut short; make it again.")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                for name in wanted:
-                    if name not in archive.files:
-                        raise InputError(f"{path} has no {name}, only {', '.join(sorted(archive.files))}.")
-                names = [*wanted, *(name for name in optional if name in archive.files)]
-                return {name: _member(archive, name, path) for name in names}
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist; check the path.") from error
-    except InputError:  # a ValueError too, and already worded
-        raise
-    except UNREADABLE as error:
-        raise InputError(f"{path} cannot be read ({first_line(error)}).") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first sentence of what an error says, fit for a line of our own."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].partition(". ")[0][:200].rstrip(".") if lines else type(error).__name__
-
-
-def _member(archive: Any, name: str, path: Path) -> NDArray[Any]:
-    try:
-        array = archive[name]
-    except UNREADABLE as error:
-        raise InputError(f"{name} in {path} cannot be read ({first_line(error)}); save it again.") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name} in {path} is not a numpy array; save it again.")
-    return array
-
-
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     check_ending(path)
     if path.suffix == ".npz":
-        return read_arrays(path, KINDS, optional=("about",))
+        return read_npz(path, tuple(KINDS), optional=("about",), kinds=NUMBERS_AND_TEXT)
     try:
         with safe_open(path, framework="numpy") as file:
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

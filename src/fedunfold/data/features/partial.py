@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedunfold.data.features.files import Skipped, read_arrays
+from fedunfold.data.features.files import Skipped
+from fedunfold.data.npz import NUMBERS_AND_TEXT, read_npz
 from fedunfold.errors import InputError
 from fedunfold.files import write_atomically
 
@@ -98,7 +99,7 @@ def _read_batches(folder: Path) -> list[Batch]:
     for file in sorted(folder.glob(BATCHES)):
         start, stop = (int(part) for part in file.stem.split("-"))
         try:
-            arrays = read_arrays(file, ("rows", "x", "skipped"))
+            arrays = read_npz(file, ("rows", "x", "skipped"), kinds=NUMBERS_AND_TEXT)
         except InputError:  # cut short when the machine stopped
             arrays = None
         if arrays is None or start != (batches[-1].stop if batches else 0):
