@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedunfold.errors import InputError
+
 PREPROCESSOR: dict[str, Any] = {
     "image_processor_type": "ViTImageProcessor",
     "do_resize": True,
@@ -79,3 +81,10 @@ def image_folder(folder: Path) -> Path:
     (folder / "readme.txt").write_text("about these images")
     (folder / "dog/.hidden").write_text("of the file manager")
     return folder
+
+
+def one_line(caught: pytest.ExceptionInfo[InputError], *named: object) -> None:
+    message = str(caught.value)
+    assert "\n" not in message
+    for text in named:
+        assert str(text) in message, message

@@ -51,9 +51,7 @@ def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
     try:
         array = archive[name]
     except UNREADABLE as error:
-        raise InputError(
-            f"{name} in {path} cannot be read ({first_line(error)}); save it again."
-        ) from error
+        raise InputError(f"{name} in {path} cannot be read ({first_line(error)}); save it again.") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
         words = "integers or floats" if kinds == NUMBERS else "numbers or text"
         raise InputError(f"{name} in {path} is not an array of {words}; save it as one.")
