@@ -1,4 +1,4 @@
-"""Flower without a network: messages go straight to a ClientApp in this process, through their wire format."""
+"""Flower without a network: messages go straight to a ClientApp in this process."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -115,7 +115,7 @@ def test_two_clients_with_one_key(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_client_cannot_grow_by_registering_again() -> None:
     env = tiny()
     grid = local(env)
-    channel = FlowerChannel(grid, 3)
+    channel = FlowerChannel(grid, ["a", "b", "c"])
     before = channel.registrations()
     grid.nodes.pop(101)
     grid.nodes[300] = {"key": "b"}
@@ -133,8 +133,33 @@ def test_a_client_cannot_grow_by_registering_again() -> None:
 
 
 def test_clients_that_do_not_come_are_not_waited_for_in_vain() -> None:
-    with pytest.raises(InputError, match="only 3 of 4 clients registered"):
-        FlowerChannel(local(tiny()), 4, patience=0.0)
+    with pytest.raises(InputError, match="client 'd' did not register"):
+        FlowerChannel(local(tiny()), ["a", "b", "c", "d"], patience=0.0)
+
+
+def test_a_client_that_is_back_before_its_old_node_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedunfold.flower.channel.ASK_AGAIN", 0.0)
+    env = tiny()
+    grid = local(env)
+    remote = federation(grid, env, dtype=torch.float64)
+
+    def restart(t: int, _: object) -> None:
+        if t == 0:
+            grid.nodes[999] = {"key": "b"}
+        if t == 1:
+            grid.nodes.pop(101)
+
+    result = run_rounds(remote, size(), 3, algorithm=Algorithm(absent="drop"), on_round=restart)
+    assert result.present.all()
+    trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
+    assert trained == [100, 101, 102, 100, 101, 102, 100, 999, 102]
+
+
+def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCaptureFixture) -> None:
+    env = tiny({"a": 7, "b": 4})
+    grid = local(tiny())  # c is somebody else's
+    run_rounds(federation(grid, env, dtype=torch.float64), size(), 1)
+    assert "client c is not one of this federation" in caplog.text
 
 
 @pytest.mark.parametrize(

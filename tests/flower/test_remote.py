@@ -115,6 +115,10 @@ BAD: dict[str, Callable[[Reply], Reply | str | None]] = {
     "one array more": lambda reply: poisoned(reply, "more", torch.zeros(3)),
     "an array less": lambda reply: replace(reply, arrays={}),
     "another number": lambda reply: replace(reply, metrics={**reply.metrics, "num-examples": 1e9}),
+    "another type": lambda reply: poisoned(reply, "updates", reply.arrays["updates"].float()),
+    "far too large": lambda reply: poisoned(reply, "updates", torch.full_like(reply.arrays["updates"], 1e308)),
+    "NaN for a number": lambda reply: replace(reply, metrics={**reply.metrics, "outer_loss": float("nan")}),
+    "a negative loss": lambda reply: replace(reply, metrics={**reply.metrics, "outer_loss": -1.0}),
     "infinite": lambda reply: replace(reply, metrics={**reply.metrics, "outer_loss": float("inf")}),
 }
 
@@ -133,6 +137,30 @@ def test_a_bad_answer_makes_its_client_absent(kind: str) -> None:
     assert result.model.isfinite().all()
     reason = kind if kind in ("no answer", "failed") else "set aside"
     assert federation.faults.as_dict() == {"b": {reason: 1}}
+
+
+@pytest.mark.parametrize("update", [nova(), accumulated(prox(0.3))], ids=lambda update: update.name)
+def test_the_exact_adjoint_walks_back_the_round_that_was_run(update: LocalUpdate) -> None:
+    """b is asked in round 1 and silent: the others' scales counted on it. By finite differences."""
+    env = tiny()
+
+    def spoil(key: str, verb: Verb, round: int, reply: Reply) -> Reply | None:
+        return None if (key, verb, round) == ("b", "train", 1) else reply
+
+    federation = remote(env, spoil)
+    theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    algorithm = Algorithm(update, absent_loss="skip")
+
+    def unfolded(at: Tensor) -> Any:
+        start = federation.initial_model("learn-0")
+        return unfold(federation, at, algorithm, OuterLoss(), "exact", run="learn-0", model=start)
+
+    gradient, step = unfolded(theta).gradient, 1e-5
+    for t, k in ((0, 0), (0, 2), (1, 0), (2, 1)):
+        change = torch.zeros_like(theta)
+        change[t, k] = step
+        slope = (unfolded(theta + change).loss - unfolded(theta - change).loss) / (2 * step)
+        assert float(gradient[t, k]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
 def test_everybody_must_have_registered() -> None:

@@ -1,6 +1,14 @@
-"""A model's named arrays as one vector, and back."""
+"""Arrays as they come off the wire, and a model's named arrays as one vector and back.
 
+What a client sends is looked at before anything is allocated for it: the header of a numpy file says how large it
+is, and has to agree with the bytes that came and with what was asked for.
+"""
+
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,61 +17,90 @@ from torch import Tensor
 
 from fedunfold.errors import InputError
 
+Shape = tuple[int, ...]
+
+
+def read_array(array: Array, name: str) -> np.ndarray:
+    """A plain numeric array of at most 8 bytes a number, in this machine's byte order."""
+    try:
+        shape, dtype, begin = _header(array.data)
+    except Exception as error:  # numpy's parser meets bytes of anybody's making, and raises whatever it likes
+        raise InputError(f"has an array '{name}' that cannot be read") from error
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise InputError(f"has an array '{name}' of type {dtype}")
+    if prod(shape) * dtype.itemsize != len(array.data) - begin:
+        raise InputError(f"has an array '{name}' of other length than its shape {list(shape)} says")
+    values = np.frombuffer(array.data, dtype, prod(shape), begin).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))
+
+
+def _header(data: bytes) -> tuple[Shape, np.dtype[Any], int]:
+    """(shape, type, where the numbers begin) of a numpy file in C order."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, columns_first, dtype = read(file)
+    if columns_first and len(shape) > 1:
+        raise ValueError("an array in Fortran order")
+    return shape, dtype, file.tell()
+
+
+def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
+    """All arrays of a record."""
+    return {name: torch.from_numpy(read_array(array, name)) for name, array in record.items()}
+
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and types of the arrays, as the server sent them first.
+    """Names, shapes and types of a model's arrays, as the server sent them first.
 
-    Floating-point arrays are what is averaged; others (counters) are carried along as they are.
+    Floating-point arrays are what is averaged; the others (counters) are carried along as they are.
     """
 
-    shapes: dict[str, tuple[int, ...]]
-    types: dict[str, np.dtype[np.generic]]
-    initial: ArrayRecord
+    shapes: dict[str, Shape]
+    types: dict[str, np.dtype[Any]]
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "Layout":
         arrays = {name: array.numpy() for name, array in record.items()}
-        layout = cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()}, record)
+        layout = cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
         if not layout._averaged():
             raise InputError("the initial arrays hold no floating-point numbers to average.")
         return layout
 
-    def flat(self, record: ArrayRecord) -> Tensor:
-        """The averaged arrays one after the other; refused where the record is not made like the first one."""
+    def read(self, record: ArrayRecord) -> tuple[Tensor, dict[str, Array]]:
+        """(the averaged arrays one after the other, the others); refused where it is made otherwise than the first."""
         if set(record) != set(self.shapes):
             odd = sorted(set(record) ^ set(self.shapes))
             raise InputError(f"has other arrays than were sent ('{odd[0]}')")
-        pieces = []
-        for name in self._averaged():
-            try:
-                array = record[name].numpy()
-            except (ValueError, TypeError, EOFError) as error:
-                raise InputError(f"has an array '{name}' that cannot be read") from error
-            if array.shape != self.shapes[name] or not np.issubdtype(array.dtype, np.floating):
+        wide = any(self.types[name] == np.float64 for name in self._averaged())
+        pieces, others = [], {}
+        for name, shape in self.shapes.items():
+            values = read_array(record[name], name)
+            averaged = self.types[name].kind == "f"
+            if values.shape != shape or (values.dtype.kind != "f" if averaged else values.dtype != self.types[name]):
                 raise InputError(
-                    f"has '{name}' of shape {list(array.shape)} and type {array.dtype} in place of "
-                    f"{list(self.shapes[name])} and {self.types[name]}"
+                    f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of "
+                    f"{list(shape)} and {self.types[name]}"
                 )
-            pieces.append(torch.from_numpy(np.ascontiguousarray(array).reshape(-1)).to(self._working_type()))
-        return torch.cat(pieces)
-
-    def record(self, flat: Tensor, others: ArrayRecord | None) -> ArrayRecord:
-        """The vector as named arrays, in the types they came in; the rest from `others`, or as at first."""
-        sizes = [int(np.prod(self.shapes[name])) for name in self._averaged()]
-        pieces = dict(zip(self._averaged(), torch.split(flat, sizes), strict=True))
-        arrays = {}
-        for name in self.shapes:
-            if name in pieces:
-                arrays[name] = Array(pieces[name].numpy().astype(self.types[name]).reshape(self.shapes[name]))
+            if averaged:
+                pieces.append(torch.from_numpy(values.reshape(-1)).to(torch.float64 if wide else torch.float32))
             else:
-                source = others if others is not None and name in others else self.initial
-                arrays[name] = source[name]
-        return ArrayRecord(arrays)
+                others[name] = record[name]
+        return torch.cat(pieces), others
+
+    def record(self, flat: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
+        """The vector as named arrays, in the types they came in, with the others beside them."""
+        sizes = [prod(self.shapes[name]) for name in self._averaged()]
+        pieces = dict(zip(self._averaged(), torch.split(flat, sizes), strict=True))
+        return ArrayRecord(
+            {
+                name: Array(pieces[name].numpy().astype(self.types[name]).reshape(shape))
+                if name in pieces
+                else others[name]
+                for name, shape in self.shapes.items()
+            }
+        )
 
     def _averaged(self) -> list[str]:
-        return [name for name, kind in self.types.items() if np.issubdtype(kind, np.floating)]
-
-    def _working_type(self) -> torch.dtype:
-        wide = any(self.types[name] == np.float64 for name in self._averaged())
-        return torch.float64 if wide else torch.float32
+        return [name for name, kind in self.types.items() if kind.kind == "f"]

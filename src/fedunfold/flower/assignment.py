@@ -1,5 +1,6 @@
 """What one client is told and what it answers, in plain values: no network here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -79,25 +80,30 @@ class Reply:
     arrays: Arrays
 
 
-def checked(reply: Reply, expected: Mapping[str, tuple[int, ...]], numbers: set[str]) -> Reply:
-    """The reply, if it has exactly these arrays in these shapes and these numbers, all of them finite.
+def checked(reply: Reply, expected: Mapping[str, Tensor], numbers: set[str], unasked: set[str]) -> Reply:
+    """The reply, if it has exactly these arrays, like the expected ones, and these numbers, all of them possible.
 
-    NaN stands for what a client was not asked, and is let through in the numbers.
+    NaN is let through in `unasked` numbers alone.
     """
     if set(reply.arrays) != set(expected):
         raise InputError(f"has arrays {_names(reply.arrays)} in place of {_names(expected)}")
-    for name, shape in expected.items():
+    for name, like in expected.items():
         array = reply.arrays[name]
-        if tuple(array.shape) != shape or not array.dtype.is_floating_point:
-            raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not {list(shape)}")
-        if not bool(torch.isfinite(array).all()):
-            raise InputError(f"has a NaN or infinite value in '{name}'")
+        if array.shape != like.shape or array.dtype != like.dtype:
+            raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not as the model")
+        if not bool(torch.isfinite(array.norm())):  # also where its numbers are too large to be added up
+            raise InputError(f"has a NaN, infinite or far too large value in '{name}'")
     if set(reply.metrics) != numbers:
         raise InputError(f"has numbers {_names(reply.metrics)} in place of {_names(numbers)}")
     for name, value in reply.metrics.items():
-        if value in (float("inf"), float("-inf")):
-            raise InputError(f"has an infinite '{name}'")
+        if not (possible(name, value) or (name in unasked and math.isnan(value))):
+            raise InputError(f"has {value} for '{name}'")
     return reply
+
+
+def possible(name: str, value: float) -> bool:
+    """Whether a client can mean it: losses are not negative, an accuracy lies between 0 and 1, all are finite."""
+    return math.isfinite(value) and 0 <= value <= (1 if name == "accuracy" else math.inf)
 
 
 def _names(names: Any) -> str:

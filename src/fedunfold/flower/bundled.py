@@ -26,10 +26,11 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
         if not (isinstance(number, int) and 0 <= number < len(data.keys)):
             raise InputError(f"node-config needs key=… with one of {', '.join(data.keys[:5])}, ….")
         chosen = data.keys[number]
+    chosen = str(chosen)  # Flower reads key=2 as a number
     if chosen not in data.keys:
         raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
-    x, y = data.client(data.keys.index(str(chosen)))
-    return Site(str(chosen), x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
+    x, y = data.client(data.keys.index(chosen))
+    return Site(chosen, x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
 
 
 def federation(
@@ -38,7 +39,7 @@ def federation(
     """An environment's clients behind a grid, tested on the environment's test set."""
     env = environment(env)
     tester = _tester(env, dtype)
-    channel = FlowerChannel(grid, len(env.clients), timeout=timeout)
+    channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout)
     data = env.load()
     build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
     return RemoteFederation(channel, env, build, tester.evaluate, dtype=dtype)

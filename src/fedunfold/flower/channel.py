@@ -19,19 +19,23 @@ from fedunfold.flower.remote import Answers
 log = logging.getLogger("fedunfold")
 
 
-class FlowerChannel:
-    """Waits until `expected` clients have registered, then carries messages; `timeout` seconds for an answer."""
+ASK_AGAIN = 10.0
+"""Seconds after which a node that could not register is asked again."""
 
-    def __init__(self, grid: Grid, expected: int, *, timeout: float = 60.0, patience: float = 300.0) -> None:
-        self._grid, self._timeout = grid, timeout
+
+class FlowerChannel:
+    """Waits until the expected clients have registered, then carries messages; `timeout` seconds for an answer."""
+
+    def __init__(self, grid: Grid, expected: Sequence[str], *, timeout: float = 60.0, patience: float = 300.0) -> None:
+        self._grid, self._timeout, self._expected = grid, timeout, tuple(expected)
         self._nodes: dict[str, int] = {}
         self._registered: dict[str, Registration] = {}
-        self._strangers: set[int] = set()
+        self._ask_again: dict[int, float] = {}
         deadline = time.monotonic() + patience
         self._meet()
-        while len(self._nodes) < expected:
+        while missing := [key for key in self._expected if key not in self._nodes]:
             if time.monotonic() > deadline:
-                raise InputError(f"only {len(self._nodes)} of {expected} clients registered in {patience:g} s.")
+                raise InputError(f"client '{missing[0]}' did not register in {patience:g} s ({len(missing)} missing).")
             time.sleep(1)
             self._meet()
 
@@ -55,28 +59,35 @@ class FlowerChannel:
         return answers
 
     def _meet(self) -> None:
-        """Ask nodes not seen before who they are; forget those that left."""
-        online = set(self._grid.get_node_ids())
+        """Ask nodes that are not known who they are, from time to time; forget those that left."""
+        online, now = set(self._grid.get_node_ids()), time.monotonic()
         self._nodes = {key: node for key, node in self._nodes.items() if node in online}
-        unknown = online - set(self._nodes.values()) - self._strangers
+        unknown = [n for n in sorted(online - set(self._nodes.values())) if self._ask_again.get(n, 0.0) <= now]
         if not unknown:
             return
-        asked = [Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in sorted(unknown)]
-        for reply in self._grid.send_and_receive(asked, timeout=self._timeout):
+        # Taken for a failure until it answers: a client that crashed is listed for a while beside its successor.
+        self._ask_again |= dict.fromkeys(unknown, now + ASK_AGAIN)
+        asked = [Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown]
+        for reply in self._grid.send_and_receive(asked, timeout=min(self._timeout, ASK_AGAIN)):
             node = reply.metadata.src_node_id
             try:
-                if reply.has_error():
-                    raise InputError(f"a node could not register: {reply.error.reason}")
-                found = read_registration(reply.content)
-                if found.key in self._nodes:
-                    raise InputError(f"a second node registers as client {found.key}; give every client its own key.")
+                found = self._accepted(reply)
             except InputError as error:
-                self._strangers.add(node)
-                log.warning("node %d is left out: %s", node, error)
+                log.warning("node %d is left out for now: %s", node, error)
                 continue
             # What counts is said once: a client that comes back cannot make itself larger.
             self._registered.setdefault(found.key, found)
             self._nodes[found.key] = node
+
+    def _accepted(self, reply: Message) -> Registration:
+        if reply.has_error():
+            raise InputError(f"it could not register: {reply.error.reason}")
+        found = read_registration(reply.content)
+        if found.key not in self._expected:
+            raise InputError(f"client {found.key} is not one of this federation.")
+        if found.key in self._nodes:
+            raise InputError(f"a second node registers as client {found.key}; give every client its own key.")
+        return found
 
 
 def _read(reply: Message) -> Reply | str:

@@ -60,7 +60,8 @@ def reporting(evaluate: Evaluate) -> Mod:
     """A mod for an ordinary client's train function: it adds to the reply what weighting rules ask for.
 
     `evaluate(arrays, context)` gives the mean loss and the accuracy of a model on the client's own training data.
-    It is called with the model received (start_loss) and with the one trained (loss, accuracy).
+    It is called with the model received, for `start_loss`, and with the one trained, for `accuracy`: what
+    `dr(loss="start")` and `fedfa()` ask for.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -70,10 +71,9 @@ def reporting(evaluate: Evaluate) -> Mod:
         if reply.has_error():
             return reply
         trained = next(iter(reply.content.array_records.values()))
-        loss, accuracy = evaluate(trained, context)
+        _, accuracy = evaluate(trained, context)
         metrics = next(iter(reply.content.metric_records.values()))
         metrics.update({"start_loss": start_loss, "accuracy": accuracy})
-        metrics.setdefault("loss", loss)
         return reply
 
     return mod

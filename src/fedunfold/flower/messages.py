@@ -8,13 +8,13 @@ import json
 import math
 from typing import Any
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.environments.description import KEY
 from fedunfold.errors import InputError
+from fedunfold.flower.arrays import tensors
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, Verb
 
 MESSAGE_TYPES: dict[Verb, str] = {
@@ -93,13 +93,7 @@ def _array_record(arrays: Arrays) -> ArrayRecord:
 
 
 def _tensors(record: RecordDict) -> dict[str, Tensor]:
-    tensors = {}
-    for name, array in _entry(record.array_records, ARRAYS).items():
-        try:
-            tensors[name] = torch.from_numpy(array.numpy().copy())
-        except (ValueError, TypeError, EOFError) as error:
-            raise InputError(f"the array '{name}' cannot be read: {' '.join(str(error).split())}") from error
-    return tensors
+    return tensors(_entry(record.array_records, ARRAYS))
 
 
 def _entry(records: Any, name: str) -> Any:

@@ -89,7 +89,8 @@ class RemoteFederation:
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         there = [key for key, is_there in zip(self._keys, present.tolist(), strict=True) if is_there]
         rows = dict(zip(there, adjoints, strict=True))
-        answers = self._ask("backprop", request, there, present=present.numpy(), adjoints=rows)
+        # The scales are those the round was run with: of all who were asked, also of those who did not answer.
+        answers = self._ask("backprop", request, there, present=self._present(request), adjoints=rows)
         if missing := [key for key in there if key not in answers]:
             log.warning("round %d: the adjoint goes on without %s", request.round, ", ".join(missing))
         return _sum([answer.arrays["adjoint"] for answer in answers.values()], request.model)
@@ -189,13 +190,13 @@ class RemoteFederation:
 
     def _expected(
         self, verb: Verb, request: RoundRequest, assignment: Assignment
-    ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Shapes of the arrays, and names of the numbers, that a right answer has."""
-        vector = tuple(request.model.shape)
+    ) -> tuple[dict[str, Tensor], set[str], set[str]]:
+        """What the arrays of a right answer are like, the names of its numbers, and those that may be NaN."""
+        vector = request.model
         if verb == "backprop":
-            return {"adjoint": vector}, set()
+            return {"adjoint": vector}, set(), set()
         if verb == "outer":
-            return {"gradient": vector}, {"outer_loss"}
+            return {"gradient": vector}, {"outer_loss"}, set()
         arrays = {}
         if assignment.trains:
             arrays["updates"] = vector
@@ -204,7 +205,7 @@ class RemoteFederation:
         if self._outer_along_the_way(request) and (request.path_gradient or not assignment.trains):
             arrays["outer_gradient"] = vector
         numbers = {"outer_loss", *(need for need in request.needs if need != "gradients")}
-        return arrays, numbers
+        return arrays, numbers, set() if assignment.trains else {"accuracy"}
 
     # --- putting together --------------------------------------------------------------------------------
 
