@@ -9,7 +9,7 @@ from pathlib import Path
 APP = Path(__file__).parents[2] / "examples" / "flower"
 
 
-def test_the_app_learns_trains_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> None:
     program = [sys.executable, str(APP / "simulate.py"), "iterations=1", f'folder="{tmp_path}"']
     ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -16,7 +16,6 @@ from fedunfold.settings import Count, Natural, Settings
 from fedunfold.updates import LocalUpdate
 
 Verb = Literal["register", "train", "backprop", "outer"]
-VERBS: tuple[Verb, ...] = get_args(Verb)
 Arrays = Mapping[str, Tensor]
 
 

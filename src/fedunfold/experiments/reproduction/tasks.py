@@ -67,20 +67,18 @@ class Task:
             learned = self._learn(federation, records, on_progress)
             records.keep_weights(case, entry.name, learned, time.monotonic() - began)
             return
-        chosen = entry.method
-        if chosen.rule is None:
+        rule, algorithm = entry.method.rule, entry.method.algorithm
+        if rule is None:
             owner = entry.weights_of or entry.name
             weights = records.weights(case, owner)
             if weights is None:
                 raise InputError(f"{case.name}: {entry.name} needs the weights of {owner}, which are not there.")
-            chosen = learned_method(weights)
-        if chosen.rule is None:
-            raise InputError(f"{case.name}: {entry.name} has no weighting rule.")
+            rule, algorithm = weights, learned_method(weights).algorithm
         result = run_rounds(
             federation,
-            chosen.rule,
+            rule,
             entry.rounds,
-            algorithm=chosen.algorithm,
+            algorithm=algorithm,
             run=f"trial-{self.trial}",
             on_round=lambda t, _: on_progress((t + 1) / entry.rounds),
         )
