@@ -34,6 +34,11 @@ class LocalUpdate:
     normalise_steps: bool = False
     accumulate: bool = False
 
+    @property
+    def plain_steps(self) -> bool:
+        """Whether w^(t) − w_k = η c_k Σ_τ ∇ℓ_b, so that the update carries the sum of its gradients."""
+        return not (self.mu or self.momentum)
+
     def gradient_factors(self, steps: int, lr: float) -> np.ndarray:
         """a_τ for τ = 0 … steps−1: how much the gradient met at step τ counts in w^(t) − w_k, over η.
 

@@ -210,7 +210,7 @@ def test_more_rows_than_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     env = sometimes()
     request: dict[str, Any] = {"outer": OuterLoss("balanced"), "path_gradient": True}
     whole = train(simulated(env), "loss", "start_loss", "accuracy", **request)
-    monkeypatch.setattr("fedunfold.simulation.fixed_model.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("fedunfold.simulation.fixed_model.ROWS_AT_ONCE", {"cpu": 2})
     pieces = train(simulated(env), "loss", "start_loss", "accuracy", **request)
     for one, other in zip(vars(pieces).values(), vars(whole).values(), strict=True):
         if isinstance(other, Tensor):

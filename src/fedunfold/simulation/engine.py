@@ -1,7 +1,7 @@
 """The `Federation` contract in one process."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -17,9 +17,10 @@ from fedunfold.losses import OuterLoss
 from fedunfold.models import ModelFactory, flat_parameters, model_factory, seeded
 from fedunfold.simulation.any_module import AnyModule
 from fedunfold.simulation.fixed_model import FixedModel
-from fedunfold.simulation.kernel import Kernel, check_trainable, flatten, unflatten
+from fedunfold.simulation.fused import FusedWalk, can_walk
+from fedunfold.simulation.kernel import Kernel, check_trainable, unflatten
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.schedule import Draw, Share, plan, sample_coefficients
+from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
@@ -45,7 +46,8 @@ class SimulatedFederation:
 
     `model` builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own. Stacks of
     linear layers take the batched path, anything else runs as it is, lane by lane, with the same result.
-    `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round.
+    `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
+    quarter of a GPU's memory.
     """
 
     def __init__(
@@ -56,12 +58,12 @@ class SimulatedFederation:
         model: ModelFactory | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        memory_budget: int = 768 * 2**20,
+        memory_budget: int | None = None,
     ) -> None:
         self.environment = environment
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
-        self._memory_budget = memory_budget
+        self._memory_budget = _memory(self._device) if memory_budget is None else memory_budget
         self._x, self._y = data.x.to(self._device, dtype), data.y.to(self._device)
         self._test = data.x_test.to(self._device, dtype), data.y_test.to(self._device)
         self._sizes = np.array(data.sizes, dtype=np.float64)
@@ -69,6 +71,7 @@ class SimulatedFederation:
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
         self._kernel = self._choose_kernel()
+        self._ahead: tuple[Draw, np.ndarray, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -94,14 +97,14 @@ class SimulatedFederation:
 
     @_few_threads
     def train(self, request: RoundRequest) -> RoundReport:
-        reliability = [client.reliability for client in self.environment.clients]
-        draw = self._draw(request)
-        round = self._round(request, draw.present(self.data.keys, reliability, self.environment.sampled))
+        round = self._round(request, self._present(self._draw(request)))
         found = _Findings.none(len(self.clients), request.model)
-        if len(round.there):
-            self._train_present(round, found)
+        launched = self._launch(round) if len(round.there) else None
+        self._look_ahead(round.draw)
         if len(round.away) and request.absent_loss == "evaluate":
             self._ask_absent(round, found)
+        if launched is not None:
+            self._gather(round, launched, found)
         needs = request.needs
         if "start_loss" in needs:
             asked = np.arange(len(self.clients)) if request.absent_loss == "evaluate" else round.there
@@ -124,12 +127,11 @@ class SimulatedFederation:
     @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         round = self._round(request, present.numpy())
-        walk = self._walk(round)
+        walk = self._walk(round, back=True)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
-        start = self._start(request.model, len(lanes))
-        leaving = walk.backward(start, unflatten(arriving, self._kernel.shapes), self._memory_budget)
-        return (flatten(leaving) - arriving).sum(0)
+        leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
+        return (leaving - arriving).sum(0)
 
     @_few_threads
     def outer(self, request: RoundRequest) -> OuterReport:
@@ -159,40 +161,74 @@ class SimulatedFederation:
     def _draw(self, request: RoundRequest) -> Draw:
         return Draw(self.environment.seed, request.run, request.round)
 
-    def _round(self, request: RoundRequest, present: np.ndarray) -> "_Round":
-        offsets, batch_size = self.data.offsets, self.environment.batch_size
-        shares = [
-            Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, request.round))
+    def _present(self, draw: Draw) -> np.ndarray:
+        reliability = [client.reliability for client in self.environment.clients]
+        return draw.present(self.data.keys, reliability, self.environment.sampled)
+
+    def _shares(self, round: int) -> list[Share]:
+        offsets = self.data.offsets
+        return [
+            Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, round))
             for k, key in enumerate(self.data.keys)
         ]
+
+    def _round(self, request: RoundRequest, present: np.ndarray) -> "_Round":
+        batch_size, shares = self.environment.batch_size, self._shares(request.round)
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
         if request.scales is not None:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return _Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, round: "_Round") -> Walk:
-        """The local walk of the present clients."""
+    def _walk(self, round: "_Round", *, back: bool = False) -> Walk | FusedWalk:
+        """The local walk of the present clients, in one launch where that can be."""
         request, there = round.request, round.there
-        schedule = plan(
-            round.draw, [round.shares[k] for k in there], self.environment.batch_size, self._device, self._dtype
-        )
+        schedule = self._plan(round.draw, round.present).on(self._device, self._dtype)
         lanes = there[list(schedule.order)]
         outer = None
         if request.outer is not None:
             factors = self._tensor(round.client_factors(request.outer)[lanes])
             outer = OuterTerms(request.outer, factors, self._class_weights(request))
         step_sizes = self._tensor(self.lr * round.inside[lanes])
-        return Walk(self._kernel, self._x, self._y, schedule, step_sizes, request.update, outer)
+        parts = (self._x, self._y, schedule, step_sizes, request.update, outer)
+        if isinstance(self._kernel, LinearStack) and self._one_launch(self._kernel, request):
+            fused = FusedWalk(self._kernel, *parts)
+            if not back or fused.can_walk_back(self._memory_budget):
+                return fused
+        return Walk(self._kernel, *parts, self._memory_budget)
 
-    def _train_present(self, round: "_Round", found: "_Findings") -> None:
-        request, there = round.request, round.there
+    def _plan(self, draw: Draw, present: np.ndarray) -> Plan:
+        """The present clients' minibatches, unless `_look_ahead` has drawn them already."""
+        if self._ahead is not None and self._ahead[0] == draw and np.array_equal(self._ahead[1], present):
+            return self._ahead[2]
+        shares = self._shares(draw.round)
+        return plan(draw, [shares[k] for k in np.flatnonzero(present)], self.environment.batch_size)
+
+    def _look_ahead(self, draw: Draw) -> None:
+        """Draw the next round's minibatches while the GPU is busy with this one's."""
+        following = replace(draw, round=draw.round + 1)
+        present = self._present(following)
+        if self._device.type == "cuda" and present.any():
+            self._ahead = following, present, self._plan(following, present)
+
+    def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
+        adds_gradients = "gradients" in request.needs and not request.update.plain_steps
+        rows = min(self.environment.batch_size, max(self.data.sizes))
+        return not adds_gradients and can_walk(stack, rows, self._x, request.update, request.outer)
+
+    def _launch(self, round: "_Round") -> "_Launched":
+        """Let the present clients train; a GPU may still be at it when this returns."""
+        request, lanes = round.request, len(round.there)
         walk = self._walk(round)
-        parameters = self._start(request.model, len(there))
-        tally = self._tally(request, len(there))
-        walk.forward_(parameters, tally)
-        client_order = torch.tensor(np.argsort(walk.schedule.order), device=self._device)
-        walked = (flatten(parameters) - request.model)[client_order]
+        tally = self._tally(request, lanes)
+        models = walk.forward(request.model.expand(lanes, -1), tally)
+        return _Launched(np.argsort(walk.schedule.order), models, tally)
+
+    def _gather(self, round: "_Round", launched: "_Launched", found: "_Findings") -> None:
+        """What the present clients' training brought."""
+        request, there, tally = round.request, round.there, launched.tally
+        client_order = torch.from_numpy(launched.client_order).to(self._device)
+        walked = (launched.models - request.model)[client_order]
         self._refuse_divergence(walked, tally.loss[client_order], round)
         found.updates = walked * self._column(round.after[there])
         found.loss[there] = tally.loss[client_order].cpu().double().numpy()
@@ -205,22 +241,22 @@ class SimulatedFederation:
             if tally.gradients is None:
                 found.gradients = walked * self._column(per_update)
             else:
-                found.gradients = flatten(tally.gradients)[client_order]
+                found.gradients = tally.gradients[client_order]
         if tally.outer_gradients is not None:
-            found.outer_gradients.append(flatten(tally.outer_gradients).sum(0))
+            found.outer_gradients.append(tally.outer_gradients.sum(0))
         elif request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
             factors = round.client_factors(request.outer)[there] * per_update
             found.outer_gradients.append(self._tensor(factors) @ walked)
 
     def _tally(self, request: RoundRequest, lanes: int) -> Tally:
         """What the walk has to add up itself, because w_k − w^(t) does not carry it."""
-        carried = not (request.update.mu or request.update.momentum)
+        carried = request.update.plain_steps
         outer = request.outer
         along_the_path = request.path_gradient and outer is not None and not outer.only_last_layer
         own_outer = along_the_path and not (carried and outer is not None and outer.is_training_gradient)
 
-        def sums() -> list[Tensor]:
-            return [self._x.new_zeros(lanes, *shape) for shape in self._kernel.shapes]
+        def sums() -> Tensor:
+            return self._x.new_zeros(lanes, len(request.model))
 
         return Tally(
             loss=self._x.new_zeros(lanes),
@@ -302,9 +338,6 @@ class SimulatedFederation:
         kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module)
         return kernel
 
-    def _start(self, model: Tensor, lanes: int) -> list[Tensor]:
-        return unflatten(model.expand(lanes, -1), self._kernel.shapes)
-
     def _rows(self, clients: np.ndarray) -> Tensor | slice:
         """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
         if len(clients) == len(self.clients):
@@ -326,6 +359,12 @@ class SimulatedFederation:
                 f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
                 f"learning rate (now {self.lr})."
             )
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 4
+    return 768 * 2**20
 
 
 @dataclass(frozen=True)
@@ -355,6 +394,15 @@ class _Round:
         """1/E_k where the outer loss counts a client once, else 1."""
         epochs = np.array([share.epochs for share in self.shares], dtype=np.float64)
         return 1 / epochs if outer.per_epoch else np.ones(len(epochs))
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """Present clients under way: where each is among the lanes, their models [L, d] and sums."""
+
+    client_order: np.ndarray
+    models: Tensor
+    tally: Tally
 
 
 @dataclass

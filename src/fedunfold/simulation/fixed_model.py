@@ -13,7 +13,8 @@ from torch import Tensor
 from fedunfold.losses import OuterLoss, cross_entropy
 from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unflatten
 
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
+"""As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class FixedModel:
 
 
 def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:
-    for begin in range(0, len(y), ROWS_AT_ONCE):
-        rows = slice(begin, min(begin + ROWS_AT_ONCE, len(y)))
+    at_once = ROWS_AT_ONCE[x.device.type]
+    for begin in range(0, len(y), at_once):
+        rows = slice(begin, min(begin + at_once, len(y)))
         yield rows, Batch(x[rows][None], y[rows][None], [rows.stop - rows.start])

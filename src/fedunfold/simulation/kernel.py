@@ -63,13 +63,15 @@ def flatten(parameters: Parameters) -> Tensor:
     return torch.cat([p.flatten(1) for p in parameters], 1)
 
 
+def views(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
+    """The inverse: lanes of parameters where they lie in the matrix."""
+    pieces = torch.split(flat, [shape.numel() for shape in shapes], 1)
+    return [piece.view(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
 def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
     """The inverse: contiguous copies that may be changed in place."""
-    pieces = torch.split(flat, [shape.numel() for shape in shapes], 1)
-    return [
-        piece.reshape(-1, *shape).clone(memory_format=torch.contiguous_format)
-        for piece, shape in zip(pieces, shapes, strict=True)
-    ]
+    return [p.clone(memory_format=torch.contiguous_format) for p in views(flat, shapes)]
 
 
 def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:

@@ -31,7 +31,7 @@ class LinearStack:
 
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
-        self._biased = [layer.bias is not None for layer in layers]
+        self.biased = [layer.bias is not None for layer in layers]
         self.shapes = tuple(p.shape for p in module.parameters())
 
     @staticmethod
@@ -115,7 +115,7 @@ class LinearStack:
 
     def _layers(self, parameters: Parameters) -> list[Layer]:
         flat = iter(parameters)
-        return [(next(flat), next(flat) if biased else None) for biased in self._biased]
+        return [(next(flat), next(flat) if biased else None) for biased in self.biased]
 
     def _forward(self, layers: list[Layer], batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Inputs of every layer, and the logits."""

@@ -59,13 +59,29 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Plan:
     """Minibatches of several clients side by side, clients with more steps first.
 
-    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real, `means[S, L, B]` is 1/|b|
-    for those and 0 for padding; `order[l]` is the client in lane l, and the first `active[τ]` lanes still
-    train at step τ.
+    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real; `order[l]` is the client in
+    lane l, and the first `active[τ]` lanes still train at step τ.
     """
+
+    order: tuple[int, ...]
+    active: tuple[int, ...]
+    rows: np.ndarray
+    counts: np.ndarray
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
+        """The plan where a walk needs it."""
+        counts = torch.from_numpy(self.counts).to(device)[..., None]
+        real = torch.arange(self.rows.shape[2], device=device) < counts
+        means = real.to(dtype) / counts.clamp(min=1)
+        return Schedule(self.order, self.active, torch.from_numpy(self.rows).to(device), self.counts, means)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan with `rows` and `means[S, L, B]`, 1/|b| for real rows and 0 for padding, on the device of a walk."""
 
     order: tuple[int, ...]
     active: tuple[int, ...]
@@ -74,32 +90,24 @@ class Schedule:
     means: Tensor
 
 
-def plan(draw: Draw, shares: Sequence[Share], batch_size: int, device: torch.device, dtype: torch.dtype) -> Schedule:
-    """The schedule of a round: every epoch reshuffled, the last minibatch of an epoch short."""
+def plan(draw: Draw, shares: Sequence[Share], batch_size: int) -> Plan:
+    """The minibatches of a round: every epoch reshuffled, the last minibatch of an epoch short."""
     order = sorted(range(len(shares)), key=lambda i: -shares[i].steps(batch_size))
     longest = shares[order[0]].steps(batch_size)
     width = min(batch_size, max(share.size for share in shares))
-    rows = np.empty((longest, len(order), width), dtype=np.int64)
-    counts = np.zeros((longest, len(order)), dtype=np.int64)
+    rows = np.empty((longest, len(order), width), dtype=np.int32)
+    counts = np.zeros((longest, len(order)), dtype=np.int32)
     for lane, index in enumerate(order):
         share = shares[index]
         rows[:, lane] = share.start
-        per_epoch = -(-share.size // batch_size)
+        per_epoch = share.steps(batch_size) // share.epochs
         for epoch in range(share.epochs):
-            shuffled = share.start + draw.permutation(share.key, epoch, share.size)
-            for b in range(per_epoch):
-                piece = shuffled[b * batch_size : (b + 1) * batch_size]
-                rows[epoch * per_epoch + b, lane, : len(piece)] = piece
-                counts[epoch * per_epoch + b, lane] = len(piece)
-    active = tuple(int(n) for n in (counts > 0).sum(1))
-    means = (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
-    return Schedule(
-        tuple(order),
-        active,
-        torch.from_numpy(rows).to(device),
-        counts,
-        torch.from_numpy(means).to(device, dtype),
-    )
+            steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
+            padded = np.full(per_epoch * width, share.start, dtype=np.int32)
+            padded[: share.size] += draw.permutation(share.key, epoch, share.size)
+            rows[steps, lane] = padded.reshape(per_epoch, width)
+            counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
+    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts)
 
 
 def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:

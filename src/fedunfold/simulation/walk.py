@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss, cross_entropy
-from fedunfold.simulation.kernel import Batch, Kernel, Parameters
+from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unflatten, views
 from fedunfold.simulation.schedule import Schedule
 from fedunfold.updates import LocalUpdate
 
@@ -38,12 +38,22 @@ class OuterTerms:
 
 @dataclass
 class Tally:
-    """What a forward walk adds up on its way, per lane. Sums of gradients only where a list is given."""
+    """What a forward walk adds up on its way, per lane: losses [L], and sums of gradients [L, d] where given."""
 
     loss: Tensor
     outer_loss: Tensor
-    gradients: Parameters | None = None
-    outer_gradients: Parameters | None = None
+    gradients: Tensor | None = None
+    outer_gradients: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A tally as the steps see it, gradients parameter by parameter."""
+
+    loss: Tensor
+    outer_loss: Tensor
+    gradients: Parameters | None
+    outer_gradients: Parameters | None
 
 
 @dataclass(frozen=True)
@@ -57,26 +67,36 @@ class Walk:
     step_sizes: Tensor
     update: LocalUpdate
     outer: OuterTerms | None
+    memory_budget: int
 
-    def forward_(self, parameters: Parameters, tally: Tally) -> None:
-        """Walk all steps in place, adding up losses and gradients."""
+    def forward(self, start: Tensor, tally: Tally) -> Tensor:
+        """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and gradients."""
+        parameters = unflatten(start, self.kernel.shapes)
         anchor = [p.clone() for p in parameters] if self.update.mu else None
         buffers = [torch.zeros_like(p) for p in parameters] if self.update.momentum else None
+        shapes, own, outer = self.kernel.shapes, tally.gradients, tally.outer_gradients
+        sums = _Sums(
+            tally.loss,
+            tally.outer_loss,
+            None if own is None else views(own, shapes),
+            None if outer is None else views(outer, shapes),
+        )
         for step in range(len(self.schedule.active)):
-            self._step_(step, parameters, anchor, buffers, tally)
+            self._step_(step, parameters, anchor, buffers, sums)
+        return flatten(parameters)
 
-    def backward(self, start: Parameters, adjoint: Parameters, memory_budget: int) -> Parameters:
-        """dL/dw^(t) through every lane, given dL/dw_k; `adjoint` is used up."""
+    def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
+        """dL/dw^(t) through every lane, given dL/dw_k."""
         total = len(self.schedule.active)
-        iterate_bytes = sum(p.nbytes for p in start)
-        length = total if total * iterate_bytes <= memory_budget else math.isqrt(total - 1) + 1
-        anchor_gain = [torch.zeros_like(p) for p in adjoint] if self.update.mu else None
+        length = total if total * adjoint.nbytes <= self.memory_budget else math.isqrt(total - 1) + 1
+        anchor, pulled = unflatten(start, self.kernel.shapes), unflatten(adjoint, self.kernel.shapes)
+        anchor_gain = [torch.zeros_like(p) for p in pulled] if self.update.mu else None
 
-        checkpoints = [start]
+        checkpoints = [anchor]
         for begin in range(0, total - length, length):
             parameters = [p.clone() for p in checkpoints[-1]]
             for step in range(begin, begin + length):
-                self._step_(step, parameters, start, None, None)
+                self._step_(step, parameters, anchor, None, None)
             checkpoints.append(parameters)
 
         for begin in reversed(range(0, total, length)):
@@ -85,12 +105,12 @@ class Walk:
             for step in range(begin, min(begin + length, total)):
                 live = self.schedule.active[step]
                 iterates.append([p[:live].clone() for p in parameters])
-                self._step_(step, parameters, start, None, None)
+                self._step_(step, parameters, anchor, None, None)
             while iterates:
-                self._step_back_(begin + len(iterates) - 1, iterates.pop(), adjoint, anchor_gain)
+                self._step_back_(begin + len(iterates) - 1, iterates.pop(), pulled, anchor_gain)
         if anchor_gain is not None:
-            torch._foreach_add_(adjoint, anchor_gain)
-        return adjoint
+            torch._foreach_add_(pulled, anchor_gain)
+        return flatten(pulled)
 
     def _step_(
         self,
@@ -98,7 +118,7 @@ class Walk:
         parameters: Parameters,
         anchor: Parameters | None,
         buffers: Parameters | None,
-        tally: Tally | None,
+        tally: _Sums | None,
     ) -> None:
         batch, means = self._minibatch(step)
         live = len(means)
@@ -147,7 +167,7 @@ class Walk:
 
     def _add_up(
         self,
-        tally: Tally,
+        tally: _Sums,
         batch: Batch,
         means: Tensor,
         logits: Tensor,

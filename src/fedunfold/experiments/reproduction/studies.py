@@ -199,6 +199,8 @@ def _variants(env: Environment, setting: Setting) -> list[Entry]:
         learned("pull", "pull towards sizes: 0.1", pull=0.1),
         learned("steps-one", "step sizes: all 1", step_sizes="one"),
         learned("shared", "10 rounds share their weights", shared_rounds=10),
+        learned("larger-steps", "outer steps of 0.03", lr=0.03),
+        learned("longer", "50 outer steps, from 0.02 down", iterations=50, lr=0.02, decay="linear"),
         replace(
             learned("published", "duw-fedavg, remember", outer="path", step_sizes="one"),
             base="duw-fedavg",

@@ -1,0 +1,131 @@
+"""The kernels of `walk.cu`, compiled for one model's shape when they are first needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+THREADS = 256
+WARPS = THREADS // 32
+PARTS = 8  # programs of a cluster: what every device with clusters allows
+FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
+MOST_LAYERS = 3
+MOST_SHARED_BYTES = 227 * 1024
+HERE = Path(__file__).parent
+SOURCES = ("primitives.cuh", "walk.cu")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a launch is compiled for: the sizes of a stack of linear layers and of its minibatches, and the loss."""
+
+    features: int
+    outputs: tuple[int, ...]
+    rows: int
+    prox: bool = False
+    balanced: bool = False
+    sums: bool = False
+
+    @property
+    def layers(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def second(self) -> int:
+        """Units of the second of three layers."""
+        return self.outputs[1] if self.layers == MOST_LAYERS else 0
+
+    def shared_bytes(self, name: str) -> int:
+        """What a kernel keeps in shared memory; `walk.cu` refuses to compile where this is not so."""
+        slice_, units = _up(_parts(self.features), 8), _up(self.outputs[0], 8)
+        padded, own = _up(self.rows, 4), _up(_parts(self.rows), 4)
+        minibatch = [padded * slice_, 4 * padded]
+        if name == "backward":
+            return _bytes([2 * slice_ * units, 2 * units, *minibatch, 2 * padded * units])
+        held = [slice_ * units, units, *minibatch, padded * units]
+        if self.layers > 1:
+            above = self.second or self.outputs[-1]
+            share = _up(_parts(above), 4)
+            held += [above * (units + 4), above, padded * units, units * own, padded * share, above * own]
+            if self.layers == MOST_LAYERS:
+                classes = self.outputs[-1]
+                held += [classes * (self.second + 1), classes, padded * share, above * own]
+                held += [padded * classes, classes * own]
+        return _bytes(held)
+
+    @property
+    def scratch(self) -> int:
+        """Numbers that the sums of a lane's first layer need at most while they are in the threads' order."""
+        largest_tile = 64
+        return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + THREADS * largest_tile)
+
+    @property
+    def fits(self) -> bool:
+        return self.layers <= MOST_LAYERS and self.shared_bytes("forward") <= MOST_SHARED_BYTES
+
+    @property
+    def fits_backward(self) -> bool:
+        """The walk back is there for one layer."""
+        return self.layers == 1 and not self.prox and self.shared_bytes("backward") <= MOST_SHARED_BYTES
+
+    def macros(self, name: str) -> list[str]:
+        values = {
+            "LAYERS": self.layers,
+            "ROWS": self.rows,
+            "FEATURES": self.features,
+            "FIRST": self.outputs[0],
+            "SECOND": self.second,
+            "CLASSES": self.outputs[-1],
+            "PARTS": PARTS,
+            "THREADS": THREADS,
+            "PROX": int(self.prox),
+            "BALANCED": int(self.balanced),
+            "SUMS": int(self.sums),
+            f"{name.upper()}_BYTES": self.shared_bytes(name),
+        }
+        return [f"-D{macro}={value}" for macro, value in values.items()]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the shared memory it takes."""
+
+    kernel: Any
+    shared_bytes: int
+
+    def __call__(self, lanes: int, arguments: Sequence[Any]) -> None:
+        self.kernel((lanes * PARTS, 1, 1), (THREADS, 1, 1), list(arguments), self.shared_bytes)
+
+
+@lru_cache(maxsize=64)
+def compiled(name: Literal["forward", "backward"], shape: Shape) -> Launch:
+    """A kernel for a shape."""
+    source = "".join((HERE / part).read_text(encoding="utf-8") for part in SOURCES)
+    # torch gives no public name to the compiler that comes with it.
+    compile_kernel: Any = torch.cuda._compile_kernel
+    kernel = compile_kernel(source, name, nvcc_options=["--std=c++17", *shape.macros(name)])
+    kernel.set_shared_memory_config(shape.shared_bytes(name))
+    return Launch(kernel, shape.shared_bytes(name))
+
+
+@lru_cache
+def available(device: torch.device) -> bool:
+    """Whether the device has clusters of programs, and torch its compiler."""
+    return torch.cuda.get_device_capability(device) >= FIRST_WITH_CLUSTERS and hasattr(torch.cuda, "_compile_kernel")
+
+
+def _parts(n: int) -> int:
+    """What one program has of n."""
+    return -(-n // PARTS)
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def _bytes(arrays: list[int]) -> int:
+    """Of arrays of numbers, each beginning at a multiple of 16 bytes."""
+    return sum(4 * _up(size, 4) for size in arrays)

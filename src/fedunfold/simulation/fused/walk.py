@@ -1,0 +1,107 @@
+"""The walk of a round in one launch, where the model and the device allow it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedunfold.losses import OuterLoss
+from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, available, compiled
+from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.schedule import Schedule
+from fedunfold.simulation.walk import OuterTerms, Tally
+from fedunfold.updates import LocalUpdate
+
+
+def can_walk(stack: LinearStack, rows: int, x: Tensor, update: LocalUpdate, outer: OuterLoss | None) -> bool:
+    """Whether a round on data x with minibatches of some rows can be one launch."""
+    return (
+        x.device.type == "cuda"
+        and x.dtype == torch.float32
+        and not update.momentum
+        and (outer is None or outer.name != "mse")
+        and all(stack.biased)
+        and _shape(stack, rows).fits
+        and available(x.device)
+    )
+
+
+@dataclass(frozen=True)
+class FusedWalk:
+    """What `Walk` does, for stacks of linear layers on a GPU."""
+
+    stack: LinearStack
+    x: Tensor
+    y: Tensor
+    schedule: Schedule
+    step_sizes: Tensor
+    update: LocalUpdate
+    outer: OuterTerms | None
+
+    def forward(self, start: Tensor, tally: Tally) -> Tensor:
+        """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
+        return self._iterates(start, 1, tally)[0]
+
+    def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
+        """dL/dw^(t) through every lane, given dL/dw_k; all iterates are kept."""
+        nothing = Tally(start.new_zeros(len(start)), start.new_zeros(len(start)))
+        iterates = self._iterates(start, len(self.schedule.active) + 1, nothing)
+        iterates[0] = start
+        adjoint = adjoint.clone()
+        outer = self.outer is not None and not self.outer.loss.only_last_layer
+        launch = compiled("backward", self._shape(sums=False))
+        launch(len(start), [*self._round, iterates, adjoint, len(start), int(outer)])
+        return adjoint
+
+    def can_walk_back(self, memory_budget: int) -> bool:
+        size = sum(shape.numel() for shape in self.stack.shapes)
+        iterates = (len(self.schedule.active) + 1) * len(self.schedule.order) * size * self.x.element_size()
+        return self._shape(sums=False).fits_backward and iterates <= memory_budget
+
+    def _iterates(self, start: Tensor, copies: int, tally: Tally) -> Tensor:
+        """The walk: w^{τ_k} of every lane in one copy, or w^τ in copy τ from the first step on."""
+        lanes, start = len(start), start.contiguous()
+        iterates = start.new_empty(copies, *start.shape)
+        losses, outer_losses = start.new_empty(2, lanes, PARTS * WARPS)
+        sums = tally.outer_gradients
+        shape = self._shape(sums=sums is not None)
+        compiled("forward", shape)(
+            lanes,
+            [
+                *self._round,
+                iterates,
+                start,
+                losses,
+                outer_losses,
+                start if sums is None else sums,
+                start if sums is None else start.new_zeros(lanes * shape.scratch),
+                lanes,
+                copies,
+                float(self.update.mu),
+            ],
+        )
+        tally.loss += losses.sum(1)
+        if self.outer is not None and not self.outer.loss.only_last_layer:
+            tally.outer_loss += outer_losses.sum(1)
+        return iterates
+
+    def _shape(self, *, sums: bool) -> Shape:
+        balanced = self.outer is not None and self.outer.class_weights is not None
+        return _shape(self.stack, self.schedule.rows.shape[2], self.update.mu > 0, balanced, sums)
+
+    @cached_property
+    def _round(self) -> tuple[Tensor, ...]:
+        """Data, minibatches and coefficients."""
+        outer, ones = self.outer, self.step_sizes
+        factors = ones if outer is None else outer.factors
+        class_weights = ones if outer is None or outer.class_weights is None else outer.class_weights
+        schedule = self.schedule
+        steps = torch.from_numpy((schedule.counts > 0).sum(0).astype(np.int32)).to(self.x.device)
+        return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
+
+
+def _shape(stack: LinearStack, rows: int, prox: bool = False, balanced: bool = False, sums: bool = False) -> Shape:
+    weights = [shape for shape in stack.shapes if len(shape) == 2]
+    return Shape(weights[0][1], tuple(shape[0] for shape in weights), rows, prox, balanced, sums)

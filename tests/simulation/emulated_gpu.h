@@ -1,0 +1,133 @@
+// The primitives of `fused/primitives.cuh` on a CPU and in double precision, so that `walk.cu` can be tested where there
+// is no GPU. Every GPU thread is a coroutine that runs until it has to wait for others: for its warp, its program, or the
+// cluster. Threads are taken up again in another order each time, so that what depends on their order shows.
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __cluster_dims__(...)
+#define __launch_bounds__(...)
+
+typedef double real;
+struct alignas(4 * sizeof(real)) Quad {
+    real v[4];
+};
+
+enum Wait { NOTHING, WARP, BLOCK, CLUSTER, END };
+struct Coroutine {
+    ucontext_t context;
+    std::vector<char> stack;
+    int program, thread;
+    Wait waits = NOTHING;
+};
+static std::vector<Coroutine> coroutines;
+static std::vector<std::vector<char>> memories;
+static std::vector<real> exchanged;
+static Coroutine* current;
+static ucontext_t scheduler;
+static std::function<void()> kernel;
+static int current_lane;
+
+static void wait_for(Wait what) {
+    current->waits = what;
+    swapcontext(&current->context, &scheduler);
+}
+static void fail(const char* why) {
+    fprintf(stderr, "emulated GPU: %s\n", why);
+    abort();
+}
+static char* memory_of(int program) {
+    return reinterpret_cast<char*>((reinterpret_cast<size_t>(memories[program].data()) + 63) / 64 * 64);
+}
+static real* peer(const real* own, int rank) {
+    size_t offset = reinterpret_cast<const char*>(own) - memory_of(current->program);
+    if (rank < 0 || rank >= PARTS || offset >= memories[0].size() - 64) fail("outside of a program's memory");
+    return reinterpret_cast<real*>(memory_of(rank) + offset);
+}
+
+inline int thread() { return current->thread; }
+inline int rank_in_cluster() { return current->program; }
+inline int lane_of_cluster() { return current_lane; }
+inline char* own_memory() { return memory_of(current->program); }
+inline void block_sync() { wait_for(BLOCK); }
+inline void cluster_sync() { wait_for(CLUSTER); }
+inline Quad peer_load(const real* own, int rank) { return *reinterpret_cast<Quad*>(peer(own, rank)); }
+inline void peer_store(real* own, int rank, real value) { *peer(own, rank) = value; }
+inline void peer_store(real* own, int rank, Quad q) {
+    if (reinterpret_cast<size_t>(own) % sizeof(Quad)) fail("four numbers that do not begin at a multiple of four");
+    *reinterpret_cast<Quad*>(peer(own, rank)) = q;
+}
+inline real exponential(real x) { return std::exp(x); }
+inline real logarithm(real x) { return std::log(x); }
+
+template <class Combine>
+inline real over_warp(real value, Combine combine) {
+    int index = current->program * THREADS + current->thread, first = index / 32 * 32;
+    exchanged[index] = value;
+    wait_for(WARP);
+    real out = exchanged[first];
+    for (int i = 1; i < 32; ++i) out = combine(out, exchanged[first + i]);
+    wait_for(WARP);
+    return out;
+}
+inline real warp_sum(real value) {
+    return over_warp(value, [](real a, real b) { return a + b; });
+}
+inline real warp_max(real value) {
+    return over_warp(value, [](real a, real b) { return a > b ? a : b; });
+}
+
+static void run_coroutine() {
+    kernel();
+    wait_for(END);
+}
+static void resume(int index) {
+    current = &coroutines[index];
+    current->waits = NOTHING;
+    swapcontext(&scheduler, &current->context);
+}
+// Let groups of `size` threads go on that all wait for the same.
+static bool release(Wait what, int size, int stride) {
+    bool any = false;
+    int total = static_cast<int>(coroutines.size());
+    for (int first = 0; first < total; first += size) {
+        bool all = true;
+        for (int i = 0; i < size; ++i) all = all && coroutines[first + i].waits == what;
+        if (!all) continue;
+        any = true;
+        for (int i = 0; i < size; ++i) resume(first + (i * stride) % size);
+    }
+    return any;
+}
+static void run_cluster(int lane, size_t bytes, std::function<void()> body) {
+    int total = PARTS * THREADS;
+    current_lane = lane, kernel = body;
+    memories.assign(PARTS, std::vector<char>(bytes + 128, static_cast<char>(0xff)));  // NaN, until written
+    exchanged.assign(total, 0);
+    coroutines = std::vector<Coroutine>(total);
+    for (int i = 0; i < total; ++i) {
+        Coroutine& c = coroutines[i];
+        c.program = i / THREADS, c.thread = i % THREADS;
+        c.stack.resize(1 << 16);
+        getcontext(&c.context);
+        c.context.uc_stack.ss_sp = c.stack.data();
+        c.context.uc_stack.ss_size = c.stack.size();
+        c.context.uc_link = &scheduler;
+        makecontext(&c.context, run_coroutine, 0);
+    }
+    for (int i = total - 1; i >= 0; --i) resume(i);
+    while (true) {
+        if (release(WARP, 32, 31) || release(BLOCK, THREADS, 37) || release(CLUSTER, total, 53)) continue;
+        for (const Coroutine& c : coroutines)
+            if (c.waits != END) fail("threads wait for each other in vain");
+        return;
+    }
+}

@@ -1,0 +1,170 @@
+"""The GPU's walk against the reference walk: its source on an emulated GPU in double precision, itself where there is
+a GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedunfold.losses import OuterLoss
+from fedunfold.simulation.fused import FusedWalk, can_walk, compiling
+from fedunfold.simulation.fused import walk as fused_walk
+from fedunfold.simulation.fused.compiling import HERE, Launch, Shape, available
+from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.schedule import Draw, Schedule, Share, plan
+from fedunfold.simulation.walk import OuterTerms, Tally, Walk
+from fedunfold.updates import LocalUpdate, momentum, prox, sgd
+
+SHARES = [Share("a", 0, 40, 1), Share("b", 40, 13, 1), Share("c", 53, 30, 2)]
+LANES, ROWS, BATCH = len(SHARES), 83, 18
+CPU = torch.device("cpu")
+WITH_GPU = torch.cuda.is_available() and available(torch.device("cuda"))
+
+
+def stack(sides: Sequence[int]) -> LinearStack:
+    layers: list[nn.Module] = []
+    for below, above in pairwise(sides):
+        layers += [nn.Linear(below, above), nn.ReLU()]
+    return LinearStack(nn.Sequential(*layers[:-1]))
+
+
+def walks(
+    sides: Sequence[int], update: LocalUpdate, outer: str | None, device: torch.device, dtype: torch.dtype
+) -> tuple[Walk, FusedWalk]:
+    """The reference walk in float64 on the CPU, and the fused one."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, sides[0], generator=draw, dtype=torch.float64)
+    y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
+    class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
+    minibatches = plan(Draw(0, "run", 0), SHARES, BATCH)
+
+    def parts(
+        device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Schedule, Tensor, LocalUpdate, OuterTerms | None]:
+        terms = None
+        if outer is not None:
+            loss = OuterLoss(outer)  # type: ignore[arg-type]
+            weights = class_weights.to(device, dtype) if loss.balances_classes else None
+            terms = OuterTerms(loss, torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device), weights)
+        rates = torch.tensor([0.1, 0.05, 0.2], dtype=dtype, device=device)
+        return x.to(device, dtype), y.to(device), minibatches.on(device, dtype), rates, update, terms
+
+    kernel = stack(sides)
+    reference = Walk(kernel, *parts(CPU, torch.float64), 2**30)
+    return reference, FusedWalk(kernel, *parts(device, dtype))
+
+
+def tally(size: int, like: Tensor, *, gradients: bool) -> Tally:
+    return Tally(like.new_zeros(LANES), like.new_zeros(LANES), None, like.new_zeros(LANES, size) if gradients else None)
+
+
+def compare(
+    sides: Sequence[int],
+    update: LocalUpdate,
+    outer: str | None,
+    tolerance: float,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """Models, losses, sums of gradients, and for one layer the walk back."""
+    reference, fused = walks(sides, update, outer, device, dtype)
+    size = sum(shape.numel() for shape in reference.kernel.shapes)
+    start = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2
+    along = outer is not None and not OuterLoss(outer).only_last_layer  # type: ignore[arg-type]
+    wanted, seen = (tally(size, w.step_sizes, gradients=along) for w in (reference, fused))
+    pairs = [(reference.forward(start, wanted), fused.forward(start.to(device, dtype), seen))]
+    pairs += [(wanted.loss, seen.loss), (wanted.outer_loss, seen.outer_loss)]
+    if wanted.outer_gradients is not None and seen.outer_gradients is not None:
+        pairs.append((wanted.outer_gradients, seen.outer_gradients))
+    if fused.can_walk_back(2**30):
+        adjoint = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        pairs.append(
+            (reference.backward(start, adjoint), fused.backward(start.to(device, dtype), adjoint.to(device, dtype)))
+        )
+    for expected, found in pairs:
+        assert float((expected - found.cpu().double()).norm()) <= tolerance * float(expected.norm())
+
+
+CASES = [
+    pytest.param((20, 5), sgd(), None, id="one layer"),
+    pytest.param((37, 11), sgd(), "balanced", id="one layer, balanced"),
+    pytest.param((21, 5), prox(0.3), "path", id="one layer, prox"),
+    pytest.param((20, 5), sgd(), "final", id="one layer, final"),
+    pytest.param((20, 33, 5), sgd(), "balanced", id="two layers, balanced"),
+    pytest.param((30, 20, 40), prox(0.3), "path", id="two layers, prox, many classes"),
+    pytest.param((70, 40, 24, 5), sgd(), "sample", id="three layers, sample"),
+    pytest.param((25, 13, 17, 6), prox(0.3), "balanced", id="three layers, prox, balanced"),
+]
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let launches go to the kernels' source, compiled for the CPU."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the emulated GPU with")
+    threads = 64  # fewer to emulate, and more than one round of most loops
+    for module in (compiling, fused_walk):
+        monkeypatch.setattr(module, "WARPS", threads // 32)
+    monkeypatch.setattr(compiling, "THREADS", threads)
+    tests = Path(__file__).parent
+    source = (HERE / "walk.cu").read_text()
+    memory = "extern __shared__ __align__(16) char memory[];"
+    assert memory in source
+    source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
+    built = tmp_path / "walk.cpp"
+    built.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
+
+    def compiled(name: str, shape: Shape) -> Launch:
+        macros = [macro for macro in shape.macros(name) if "_BYTES" not in macro]
+        library = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.so"  # one loaded already must not be written over
+        options = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", *macros]
+        subprocess.run([compiler, *options, "-o", str(library), str(built)], check=True)
+        kernel = getattr(ctypes.CDLL(str(library)), f"emulated_{name}")
+
+        def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
+            kernel(*(_argument(argument) for argument in arguments))
+
+        return Launch(launch, 0)
+
+    monkeypatch.setattr(fused_walk, "compiled", compiled)
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        assert value.is_contiguous()
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int(value)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize(("sides", "update", "outer"), CASES)
+def test_the_gpu_source_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpdate, outer: str | None) -> None:
+    compare(sides, update, outer, 1e-12)
+
+
+@pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")
+@pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, pytest.param((784, 128, 128, 10), sgd(), "path")])
+def test_the_gpu_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpdate, outer: str | None) -> None:
+    compare(sides, update, outer, 2e-6, torch.device("cuda"), torch.float32)
+
+
+def test_what_is_left_to_the_reference_walk() -> None:
+    x = torch.zeros(4, 20)
+    assert not can_walk(stack((20, 5)), 2, x, sgd(), None), "the data are on the CPU"
+    shape = Shape(784, (128, 128, 10), 50)
+    assert shape.fits
+    assert not shape.fits_backward, "the walk back is there for one layer"
+    assert Shape(192, (120,), 100).fits_backward
+    assert not replace(Shape(192, (120,), 100), prox=True).fits_backward
+    assert not replace(shape, outputs=(128, 128, 128, 10)).fits, "too many layers"
+    assert not replace(shape, features=3072, outputs=(512, 512, 10)).fits, "too large for shared memory"
+    assert momentum(0.9).momentum, "momentum has buffers of its own, which no kernel keeps"
