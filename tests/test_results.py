@@ -75,3 +75,30 @@ def test_every_table_comes_with_how_it_was_made(folder: str) -> None:
     made = json.loads((RESULTS / folder / "made.json").read_text(encoding="utf-8"))
     assert made["command"] in (RESULTS / folder / "results.md").read_text(encoding="utf-8")
     assert made["process_seconds"] > 0
+
+
+def test_the_papers_schedule_ends_where_the_fast_one_does(mnist: dict[str, Any]) -> None:
+    """The same conclusions, and the outer loss no lower than the noise of its draws."""
+    file = RESULTS / "mnist-2-paper-schedule" / "results.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))["cases"]["mnist-2"]
+    learned, fast = entries["duw-fedavg"], mnist["mnist-2"]["duw-fedavg"]
+    assert learned["settings"]["learning"]["iterations"] == 400
+    best = max(curve(entries, name)[-1] for name in ("fedavg", "dr-fedavg"))
+    assert curve(entries, "duw-fedavg")[-1] >= max(73, best + 16)
+    last = np.array(learned["outer_loss"][-20:])
+    assert np.mean(fast["outer_loss"][-5:]) <= last.mean() + last.std()
+
+
+def test_no_variant_is_better_everywhere() -> None:
+    """The recommended setting is never far from the best, and the published outer loss fails under unequal epochs."""
+    cases = json.loads((RESULTS / "variants" / "results.json").read_text(encoding="utf-8"))["cases"]
+    assert set(cases) == {"mnist-2-held-out", "dogs-a-held-out", "dogs-b-held-out"}
+    final = {
+        case: {name: 100 * np.array(entry["accuracies"])[:, -1].mean() for name, entry in entries.items()}
+        for case, entries in cases.items()
+    }
+    for case, found in final.items():
+        assert found["fedunfold"] >= found["fednova-remember"] + 0.5
+        assert found["fedunfold"] >= max(found.values()) - (2 if case.startswith("mnist") else 0.5)
+    dogs = final["dogs-b-held-out"]
+    assert dogs["path"] < dogs["fednova-remember"] < dogs["sample"]

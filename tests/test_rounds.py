@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import Evaluation
-from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.federation import Evaluation, RoundRequest, TrainsTogether
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm, run_rounds, run_together
 from fedunfold.server import adam
+from fedunfold.simulation import SimulatedFederation
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
-from fedunfold.weighting import dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.weighting import Rule, dr, fedadp, fedfa, fixed, size, uniform
 from tests.federations import RUN, SIZES, Plain, convolution, mlp, simulated, tiny
 
 RHO, MU = 0.6, 0.5
@@ -315,3 +317,51 @@ def test_step_sizes_stretch_the_direction() -> None:
 def test_step_sizes_are_finite_and_not_negative(wrong: Any) -> None:
     with pytest.raises(InputError, match="step size of round"):
         Algorithm(step_sizes=wrong)
+
+
+# --- several runs in step ----------------------------------------------------------------------------------
+
+
+class OneByOne:
+    """A federation that offers nothing but the contract."""
+
+    def __init__(self, federation: SimulatedFederation) -> None:
+        self.clients, self.lr = federation.clients, federation.lr
+        self.initial_model, self.train, self.evaluate = federation.initial_model, federation.train, federation.evaluate
+        self.backprop, self.outer = federation.backprop, federation.outer
+
+
+@pytest.mark.parametrize("rule", [size(), fedadp(), fedfa()], ids=["size", "fedadp", "fedfa"])
+def test_runs_in_step_are_runs_apart(rule: Rule) -> None:
+    env = tiny(reliability=0.6)
+    names = ["trial-0", "trial-1", "trial-2"]
+    heard: list[tuple[int, int]] = []
+    for federation in (simulated(env), OneByOne(simulated(env))):
+        assert isinstance(federation, TrainsTogether) == isinstance(federation, SimulatedFederation)
+        together = run_together(
+            federation, rule, env.rounds, names, on_round=lambda t, tests: heard.append((t, len(tests)))
+        )
+        for name, found in zip(names, together, strict=True):
+            alone = run_rounds(simulated(env), rule, env.rounds, run=name)
+            assert torch.equal(found.model, alone.model)
+            assert torch.equal(found.weights, alone.weights)
+            assert found.accuracies == alone.accuracies
+    assert heard == 2 * [(t, 3) for t in range(env.rounds)]
+
+
+def test_walks_of_several_runs_in_one_launch() -> None:
+    """What a GPU is given: the lanes of all runs, with some rounds that nobody attends."""
+    env = tiny(reliability=0.15)
+    federation = simulated(env)
+    start = {name: federation.initial_model(name) for name in ("a", "b", "c")}
+    requests = [
+        RoundRequest(name, t, model, sgd(), outer=OuterLoss()) for name, model in start.items() for t in range(4)
+    ]
+    rounds = [federation._round(request, federation._present(federation._draw(request))) for request in requests]
+    assert any(not len(round.there) for round in rounds)
+    assert any(0 < len(round.there) < len(SIZES) for round in rounds)
+    for request, found in zip(requests, federation._trained(rounds), strict=True):
+        alone = federation.train(request)
+        assert_same(found.updates, alone.updates)
+        assert found.outer_loss == pytest.approx(alone.outer_loss)
+        assert torch.equal(found.present, alone.present)

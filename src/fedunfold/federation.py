@@ -6,7 +6,7 @@ optimisers, unfolding and experiments are written once against them. Models are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -124,4 +124,13 @@ class Federation(Protocol):
 
     def evaluate(self, model: Tensor) -> Evaluation:
         """Accuracy and loss on the test set, which no client ever sees."""
+        ...
+
+
+@runtime_checkable
+class TrainsTogether(Protocol):
+    """A federation that can do rounds of several runs at once, faster than one after the other."""
+
+    def train_together(self, requests: Sequence[RoundRequest]) -> Sequence[RoundReport]:
+        """What `train` gives for each."""
         ...

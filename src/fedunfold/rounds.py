@@ -1,8 +1,9 @@
 """A federated run: T rounds of train, weigh, aggregate, written once for every engine and every rule."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from fedunfold.aggregation import (
     makes_step,
 )
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import AbsentLoss, Evaluation, Federation, RoundReport, RoundRequest
+from fedunfold.federation import AbsentLoss, Evaluation, Federation, RoundReport, RoundRequest, TrainsTogether
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.updates import LocalUpdate, sgd
 from fedunfold.weighting.rule import WeightingRule
@@ -118,20 +119,58 @@ def run_rounds(
 
     `run` names the randomness: another name gives another initial model, minibatch order and presence.
     """
+
+    def tell(round: int, evaluations: Sequence[Evaluation]) -> None:
+        if on_round is not None:
+            on_round(round, evaluations[0])
+
+    return run_together(federation, rule, rounds, [run], algorithm=algorithm, on_round=tell)[0]
+
+
+def run_together(
+    federation: Federation,
+    rule: WeightingRule,
+    rounds: int,
+    runs: Sequence[str],
+    *,
+    algorithm: Algorithm | None = None,
+    on_round: Callable[[int, Sequence[Evaluation]], None] | None = None,
+) -> list[RunResult]:
+    """`run_rounds` for several runs in step, which a federation that trains them together does faster."""
     algorithm = algorithm or Algorithm()
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
-    server = Server.start(federation.initial_model(run), algorithm)
-    state = None
-    weights, present, evaluations = [], [], []
-    request = RoundRequest(run, 0, server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
+    under_way = [_Run(name, Server.start(federation.initial_model(name), algorithm)) for name in runs]
     for t in range(rounds):
-        report = federation.train(replace(request, round=t, model=server.model))
-        row, state = rule(report, state)
-        server, _ = aggregate(server, report, row, algorithm)
-        weights.append(row)
-        present.append(report.present)
-        evaluations.append(federation.evaluate(server.model))
+        requests = [
+            RoundRequest(run.name, t, run.server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
+            for run in under_way
+        ]
+        if isinstance(federation, TrainsTogether):
+            reports = federation.train_together(requests)
+        else:
+            reports = [federation.train(request) for request in requests]
+        for run, report in zip(under_way, reports, strict=True):
+            row, run.state = rule(report, run.state)
+            run.server, _ = aggregate(run.server, report, row, algorithm)
+            run.weights.append(row)
+            run.present.append(report.present)
+            run.evaluations.append(federation.evaluate(run.server.model))
         if on_round is not None:
-            on_round(t, evaluations[-1])
-    return RunResult(server.model, torch.stack(weights), torch.stack(present), tuple(evaluations))
+            on_round(t, [run.evaluations[-1] for run in under_way])
+    return [
+        RunResult(run.server.model, torch.stack(run.weights), torch.stack(run.present), tuple(run.evaluations))
+        for run in under_way
+    ]
+
+
+@dataclass
+class _Run:
+    """A run under way: its server, what the rule remembers, and what was seen so far."""
+
+    name: str
+    server: Server
+    state: Any = None
+    weights: list[Tensor] = field(default_factory=list)
+    present: list[Tensor] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)

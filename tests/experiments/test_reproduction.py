@@ -64,6 +64,25 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "one" / "made.json").read_text())["process_seconds"] >= 0
 
 
+def test_tables_of_records_from_another_machine_name_that_machine(tmp_path: Path) -> None:
+    """Records made on a GPU can be put into tables where there is none."""
+    case = rep.Case(tiny())
+    run = [entry for entry in entries(case.env) if entry.name == "fedavg"]
+    records = rep.Records(tmp_path / "records")
+    work(case, run, records)
+    results = Results(replace(SETTING, device="cuda"), {"dogs": [(case, run)]})
+    (tmp_path / "made.json").write_text('{"device": "a GPU", "command": "before"}')
+    results.write(tmp_path, "after", records, computed=False)
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert (made["device"], made["command"]) == ("a GPU", "after")
+
+
+def test_the_largest_fall() -> None:
+    """The mean of 0.2, 0.4, 0.1, 0.5 and 0.4, 0.6, 0.5, 0.5 is 0.3, 0.5, 0.3, 0.5."""
+    trials = [{"accuracies": [0.2, 0.4, 0.1, 0.5]}, {"accuracies": [0.4, 0.6, 0.5, 0.5]}]
+    assert tables.largest_fall(trials) == pytest.approx(20)
+
+
 def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
     case = rep.Case(tiny(reliability=0.8))

@@ -44,7 +44,7 @@ def walks(
     x = torch.randn(ROWS, sides[0], generator=draw, dtype=torch.float64)
     y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
     class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
-    minibatches = plan(Draw(0, "run", 0), SHARES, BATCH)
+    minibatches = plan([(Draw(0, "run", 0), share) for share in SHARES], BATCH)
 
     def parts(
         device: torch.device, dtype: torch.dtype

@@ -51,7 +51,6 @@ def reproduce(
     from fedunfold.report.run_folder import make_writable
 
     setting = rep.Setting(schedule, trials, seed, device)
-    device_of(device)
     folder = out or Path("runs") / f"reproduce-{study}"
     wanted = rep.STUDIES if study == "all" else (study,)
     results = Results.of(wanted, setting, assignment, only or ())
@@ -59,6 +58,8 @@ def reproduce(
     records = rep.Records(folder / "records")
     rep.check_same(records, setting, [case for case, _ in results.cases()])
     todo = [task for case, entries in results.cases() for task in rep.tasks(case, entries) if not task.done(records)]
+    if todo:
+        device_of(device)
     began = time.monotonic()
     with console.progress() as bars:
         bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
@@ -76,7 +77,7 @@ def reproduce(
     said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
     options = [str(part) for option, value in said if value is not None for part in (option, value)]
     command = shlex.join(["fedunfold", "reproduce", study, *options])
-    file = results.write(folder, command, records)
+    file = results.write(folder, command, records, computed=bool(todo))
     seconds = time.monotonic() - began
     if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})

@@ -71,7 +71,7 @@ class SimulatedFederation:
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
         self._kernel = self._choose_kernel()
-        self._ahead: tuple[Draw, np.ndarray, Plan] | None = None
+        self._ahead: tuple[list[tuple[Draw, Share]], Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -80,6 +80,10 @@ class SimulatedFederation:
     @property
     def lr(self) -> float:
         return self.environment.lr
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     @property
     def kernel(self) -> str:
@@ -95,15 +99,28 @@ class SimulatedFederation:
     def initial_model(self, run: str) -> Tensor:
         return flat_parameters(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
 
-    @_few_threads
     def train(self, request: RoundRequest) -> RoundReport:
-        round = self._round(request, self._present(self._draw(request)))
+        return self.train_together([request])[0]
+
+    @_few_threads
+    def train_together(self, requests: Sequence[RoundRequest]) -> list[RoundReport]:
+        """A round of several runs. On a GPU their clients walk side by side."""
+        rounds = [self._round(request, self._present(self._draw(request))) for request in requests]
+        if self._device.type == "cpu":
+            return [self._trained([round])[0] for round in rounds]
+        return self._trained(rounds)
+
+    def _trained(self, rounds: "Sequence[_Round]") -> list[RoundReport]:
+        launched = self._launch(rounds)
+        self._look_ahead(rounds)
+        return [self._report(round, lanes) for round, lanes in zip(rounds, launched, strict=True)]
+
+    def _report(self, round: "_Round", launched: "_Launched") -> RoundReport:
+        request = round.request
         found = _Findings.none(len(self.clients), request.model)
-        launched = self._launch(round) if len(round.there) else None
-        self._look_ahead(round.draw)
         if len(round.away) and request.absent_loss == "evaluate":
             self._ask_absent(round, found)
-        if launched is not None:
+        if len(round.there):
             self._gather(round, launched, found)
         needs = request.needs
         if "start_loss" in needs:
@@ -127,7 +144,7 @@ class SimulatedFederation:
     @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         round = self._round(request, present.numpy())
-        walk = self._walk(round, back=True)
+        walk = self._walk([round], back=True)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
         leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
@@ -180,58 +197,70 @@ class SimulatedFederation:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return _Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, round: "_Round", *, back: bool = False) -> Walk | FusedWalk:
+    def _walk(self, rounds: "Sequence[_Round]", *, back: bool = False) -> Walk | FusedWalk:
         """The local walk of the present clients, in one launch where that can be."""
-        request, there = round.request, round.there
-        schedule = self._plan(round.draw, round.present).on(self._device, self._dtype)
-        lanes = there[list(schedule.order)]
+        request = rounds[0].request
+        schedule = self._plan(rounds).on(self._device, self._dtype)
+        lanes = list(schedule.order)
         outer = None
         if request.outer is not None:
-            factors = self._tensor(round.client_factors(request.outer)[lanes])
-            outer = OuterTerms(request.outer, factors, self._class_weights(request))
-        step_sizes = self._tensor(self.lr * round.inside[lanes])
-        parts = (self._x, self._y, schedule, step_sizes, request.update, outer)
+            factors = np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds])
+            outer = OuterTerms(request.outer, self._tensor(factors[lanes]), self._class_weights(request))
+        inside = np.concatenate([round.inside[round.there] for round in rounds])
+        parts = (self._x, self._y, schedule, self._tensor(self.lr * inside[lanes]), request.update, outer)
         if isinstance(self._kernel, LinearStack) and self._one_launch(self._kernel, request):
             fused = FusedWalk(self._kernel, *parts)
             if not back or fused.can_walk_back(self._memory_budget):
                 return fused
         return Walk(self._kernel, *parts, self._memory_budget)
 
-    def _plan(self, draw: Draw, present: np.ndarray) -> Plan:
+    def _plan(self, rounds: "Sequence[_Round]") -> Plan:
         """The present clients' minibatches, unless `_look_ahead` has drawn them already."""
-        if self._ahead is not None and self._ahead[0] == draw and np.array_equal(self._ahead[1], present):
-            return self._ahead[2]
-        shares = self._shares(draw.round)
-        return plan(draw, [shares[k] for k in np.flatnonzero(present)], self.environment.batch_size)
+        walks = [walk for round in rounds for walk in round.walks]
+        if self._ahead is not None and self._ahead[0] == walks:
+            return self._ahead[1]
+        return plan(walks, self.environment.batch_size)
 
-    def _look_ahead(self, draw: Draw) -> None:
-        """Draw the next round's minibatches while the GPU is busy with this one's."""
-        following = replace(draw, round=draw.round + 1)
-        present = self._present(following)
-        if self._device.type == "cuda" and present.any():
-            self._ahead = following, present, self._plan(following, present)
+    def _look_ahead(self, rounds: "Sequence[_Round]") -> None:
+        """Draw the next round's minibatches while a GPU is busy with this one's."""
+        if self._device.type == "cpu":
+            return
+        requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
+        following = [self._round(request, self._present(self._draw(request))) for request in requests]
+        walks = [walk for round in following for walk in round.walks]
+        if walks:
+            self._ahead = walks, self._plan(following)
 
     def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
         rows = min(self.environment.batch_size, max(self.data.sizes))
         return not adds_gradients and can_walk(stack, rows, self._x, request.update, request.outer)
 
-    def _launch(self, round: "_Round") -> "_Launched":
+    def _launch(self, rounds: "Sequence[_Round]") -> "list[_Launched]":
         """Let the present clients train; a GPU may still be at it when this returns."""
-        request, lanes = round.request, len(round.there)
-        walk = self._walk(round)
-        tally = self._tally(request, lanes)
-        models = walk.forward(request.model.expand(lanes, -1), tally)
-        return _Launched(np.argsort(walk.schedule.order), models, tally)
+        counts = [len(round.there) for round in rounds]
+        models, tally = (
+            torch.stack([round.request.model for round in rounds]),
+            self._tally(rounds[0].request, sum(counts)),
+        )
+        lanes = np.arange(sum(counts))
+        if len(lanes):
+            walk = self._walk(rounds)
+            order = np.array(walk.schedule.order)
+            owners = np.repeat(np.arange(len(rounds)), counts)[order]
+            models = walk.forward(models[torch.from_numpy(owners)], tally)
+            lanes = np.argsort(order)
+        return [_Launched(own, models, tally) for own in np.split(lanes, np.cumsum(counts)[:-1])]
 
     def _gather(self, round: "_Round", launched: "_Launched", found: "_Findings") -> None:
         """What the present clients' training brought."""
-        request, there, tally = round.request, round.there, launched.tally
-        client_order = torch.from_numpy(launched.client_order).to(self._device)
-        walked = (launched.models - request.model)[client_order]
-        self._refuse_divergence(walked, tally.loss[client_order], round)
+        request, there = round.request, round.there
+        lanes = torch.from_numpy(launched.lanes).to(self._device)
+        tally = launched.tally.of(lanes)
+        walked = launched.models[lanes] - request.model
+        self._refuse_divergence(walked, tally.loss, round)
         found.updates = walked * self._column(round.after[there])
-        found.loss[there] = tally.loss[client_order].cpu().double().numpy()
+        found.loss[there] = tally.loss.cpu().double().numpy()
         found.outer_loss += float(tally.outer_loss.double().sum())
         if "accuracy" in request.needs:
             found.accuracy[there] = self._training_accuracies(request.model + found.updates, there)
@@ -241,7 +270,7 @@ class SimulatedFederation:
             if tally.gradients is None:
                 found.gradients = walked * self._column(per_update)
             else:
-                found.gradients = tally.gradients[client_order]
+                found.gradients = tally.gradients
         if tally.outer_gradients is not None:
             found.outer_gradients.append(tally.outer_gradients.sum(0))
         elif request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
@@ -387,6 +416,11 @@ class _Round:
         return np.flatnonzero(self.present)
 
     @property
+    def walks(self) -> list[tuple[Draw, Share]]:
+        """What each present client draws by, and its share."""
+        return [(self.draw, self.shares[k]) for k in self.there]
+
+    @property
     def away(self) -> np.ndarray:
         return np.flatnonzero(~self.present)
 
@@ -398,9 +432,9 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Launched:
-    """Present clients under way: where each is among the lanes, their models [L, d] and sums."""
+    """A round's present clients under way: their lanes among all that walk, with the models [L, d] and sums of all."""
 
-    client_order: np.ndarray
+    lanes: np.ndarray
     models: Tensor
     tally: Tally
 

@@ -90,15 +90,16 @@ class Schedule:
     means: Tensor
 
 
-def plan(draw: Draw, shares: Sequence[Share], batch_size: int) -> Plan:
-    """The minibatches of a round: every epoch reshuffled, the last minibatch of an epoch short."""
-    order = sorted(range(len(shares)), key=lambda i: -shares[i].steps(batch_size))
-    longest = shares[order[0]].steps(batch_size)
-    width = min(batch_size, max(share.size for share in shares))
+def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int) -> Plan:
+    """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
+    minibatch short."""
+    order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
+    longest = walks[order[0]][1].steps(batch_size)
+    width = min(batch_size, max(share.size for _, share in walks))
     rows = np.empty((longest, len(order), width), dtype=np.int32)
     counts = np.zeros((longest, len(order)), dtype=np.int32)
     for lane, index in enumerate(order):
-        share = shares[index]
+        draw, share = walks[index]
         rows[:, lane] = share.start
         per_epoch = share.steps(batch_size) // share.epochs
         for epoch in range(share.epochs):

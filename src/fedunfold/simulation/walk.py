@@ -45,6 +45,16 @@ class Tally:
     gradients: Tensor | None = None
     outer_gradients: Tensor | None = None
 
+    def of(self, lanes: Tensor) -> "Tally":
+        """That of some lanes."""
+        own, outer = self.gradients, self.outer_gradients
+        return Tally(
+            self.loss[lanes],
+            self.outer_loss[lanes],
+            None if own is None else own[lanes],
+            None if outer is None else outer[lanes],
+        )
+
 
 @dataclass(frozen=True)
 class _Sums:

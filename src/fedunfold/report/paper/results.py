@@ -1,5 +1,6 @@
 """results.md and what goes with it: figures, all records in one JSON file, and how they were made."""
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,8 +60,11 @@ class Results:
         for studied in self.studies.values():
             yield from studied
 
-    def write(self, folder: Path, command: str, records: Records) -> Path:
-        """Everything into `folder`; results.md, which is returned, depends on the records alone."""
+    def write(self, folder: Path, command: str, records: Records, *, computed: bool = True) -> Path:
+        """Everything into `folder`; results.md, which is returned, depends on the records alone.
+
+        Where nothing was `computed`, made.json goes on naming the machine that the records were made on.
+        """
         parts = [self._head(command), self._findings(records)]
         for study, studied in self.studies.items():
             if study == "rate":
@@ -73,7 +77,9 @@ class Results:
                 parts.append(f"![Data, accuracy and learned weights]({study}.png)\n")
             parts += [tables.comparison(case, run, records) for case, run in studied]
         write_json(folder / "results.json", self._documents(records))
-        write_json(folder / "made.json", self._made(command, records), indent=2)
+        made = folder / "made.json"
+        on = _machine(self.setting.device) if computed or not made.exists() else json.loads(made.read_text("utf-8"))
+        write_json(made, on | self._made(command, records), indent=2)
         file, text = folder / "results.md", "\n".join(part for part in parts if part)
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return file
@@ -94,7 +100,8 @@ class Results:
         if "variants" in self.studies:
             text += (
                 "\nVariants are trained on four fifths of every client's training data and tested on the rest, as "
-                "the mean over the classes; the test set is not touched.\n"
+                "the mean over the classes; the test set is not touched. The largest fall is how far the mean accuracy "
+                "over the trials, in points, lies below its best so far at any round.\n"
             )
         return text
 
@@ -117,18 +124,19 @@ class Results:
         }
 
     def _made(self, command: str, records: Records) -> dict[str, Any]:
-        """How, on what and how long; the one file that differs from machine to machine."""
-        device = self.setting.device
-        return {
-            "command": command,
-            "seed": self.setting.seed,
-            "device": torch.cuda.get_device_name() if device.startswith("cuda") else _processor(),
-            "cores": os.cpu_count(),
-            "process_seconds": round(records.seconds([case for case, _ in self.cases()])),
-            "fedunfold": VERSION,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
+        seconds = round(records.seconds([case for case, _ in self.cases()]))
+        return {"command": command, "seed": self.setting.seed, "process_seconds": seconds}
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """What the records were made on and with, which differs from machine to machine."""
+    return {
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else _processor(),
+        "cores": os.cpu_count(),
+        "fedunfold": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _with_weights(run: list[Entry], names: set[str]) -> list[Entry]:

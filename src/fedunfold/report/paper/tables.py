@@ -40,7 +40,7 @@ PUBLISHED_MNIST = {
     "mnist-3": "DUW above FedAvg and DR at every round",
     "mnist-4": "DUW above FedAvg and DR at every round",
 }
-MILESTONES = {"dogs-a": (75, 80, 82), "dogs-b": (75, 80, 82)}
+MILESTONES = dict.fromkeys(("dogs-a", "dogs-b", "dogs-a-held-out", "dogs-b-held-out"), (75, 80, 82))
 """Accuracies, in percent, whose first round is shown."""
 BYTES_PER_NUMBER = 4
 
@@ -49,7 +49,8 @@ def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
     """One environment's table: accuracy, published accuracy, rounds to the milestones, price."""
     milestones, published = MILESTONES.get(case.name, ()), PUBLISHED_DOGS.get(case.name, {})
     heads = ["method", "trials", "accuracy (%)", *(["published"] if published else [])]
-    heads += [*(f"rounds to {m} %" for m in milestones), "rounds", "client steps", "sent (MB)"]
+    heads += [*(f"rounds to {m} %" for m in milestones), *(["largest fall"] if case.held_out else [])]
+    heads += ["rounds", "client steps", "sent (MB)"]
     lines = [f"### {case.name}", "", case.env.description, "", _row(heads), _row(["---"] * len(heads))]
     for entry in entries:
         trials = records.trials(case, entry.name, entry.trials)
@@ -63,6 +64,7 @@ def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
             spread(finals(trials, balanced=bool(case.held_out))),
             *([f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else ""] if published else []),
             *(str(rounds_to(trials, m) or "never") for m in milestones),
+            *([f"{largest_fall(trials):.1f}"] if case.held_out else []),
             f"{rounds:,.0f}",
             f"{steps:,.0f}",
             f"{megabytes:,.1f}",
@@ -108,6 +110,12 @@ def finals(trials: Iterable[dict[str, Any]], balanced: bool = False) -> list[flo
     if balanced:
         return [100 * float(np.nanmean(trial["class_accuracy"])) for trial in trials]
     return [100 * trial["accuracies"][-1] for trial in trials]
+
+
+def largest_fall(trials: Sequence[dict[str, Any]]) -> float:
+    """How far the mean accuracy of the trials falls below its best so far, in points."""
+    mean = 100 * np.mean([trial["accuracies"] for trial in trials], axis=0)
+    return float((np.maximum.accumulate(mean) - mean).max())
 
 
 def rounds_to(trials: Iterable[dict[str, Any]], percent: float) -> int | None:
