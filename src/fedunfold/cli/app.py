@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
+from fedunfold.cli.bench import bench
 from fedunfold.cli.data import app as data
 from fedunfold.cli.environments import app as environments
 from fedunfold.cli.reproduce import reproduce
@@ -47,6 +48,7 @@ app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.command(epilog="Example: fedunfold theory runs/demo")(theory)
+app.command(epilog="Example: fedunfold bench --repeats 5 --page docs/benchmarks.md")(bench)
 
 
 def _version(asked: bool) -> None:

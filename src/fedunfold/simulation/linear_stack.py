@@ -60,7 +60,7 @@ class LinearStack:
         def pullback(slope: Tensor, into: Parameters) -> None:
             slopes = [slope]
             for (weight, _), activation in zip(layers[:0:-1], activations[:0:-1], strict=True):
-                slopes.append(torch.bmm(slopes[-1], weight).mul_(activation > 0))
+                slopes.append(_masked(torch.bmm(slopes[-1], weight), activation))
             # Only now may `into` change: it can be the very weights the chain above went through.
             for (weight, bias), activation, delta in zip(
                 self._layers(into), activations, reversed(slopes), strict=True
@@ -89,7 +89,7 @@ class LinearStack:
             if below is not None:
                 change.baddbmm_(below, weight.mT)
             last = index == len(layers) - 1
-            moved.append(change if last else change.mul_(activations[index + 1] > 0))
+            moved.append(change if last else _masked(change, activations[index + 1]))
         logit_change = moved.pop()
         assert logit_change is not None
 
@@ -103,9 +103,8 @@ class LinearStack:
             (weight, _), (direction, shift) = layers[index], tangents[index]
             here, activation = (chain, slope), activations[index]
             if index > 0:
-                alive = activation > 0
-                chain = torch.bmm(chain, weight).baddbmm_(slope, direction, alpha=-1).mul_(alive)
-                slope = torch.bmm(slope, weight).mul_(alive)
+                chain = _masked(torch.bmm(chain, weight).baddbmm_(slope, direction, alpha=-1), activation)
+                slope = _masked(torch.bmm(slope, weight), activation)
             direction.baddbmm_(here[0].mT, activation)
             change_below = moved[index]
             if change_below is not None:
@@ -128,6 +127,12 @@ class LinearStack:
 def _hooked(module: nn.Module) -> bool:
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _masked(values: Tensor, activation: Tensor) -> Tensor:
+    """values ⊙ [activation > 0], in one pass."""
+    masked: Tensor = torch.ops.aten.threshold_backward(values, activation, 0)
+    return masked
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ budget, otherwise in √S segments from √S checkpoints, so that memory grows w
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -204,7 +205,11 @@ class Walk:
         counts = self.schedule.counts[step, :live].tolist()
         flat = rows.flatten()  # index_select reads rows several times faster than indexing does
         x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
-        return Batch(x, self.y[rows], counts), self.schedule.means[step, :live]
+        return Batch(x, self._labels[step, :live], counts), self.schedule.means[step, :live]
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return self.y[self.schedule.rows]
 
 
 def _per_lane(values: Tensor, like: Tensor) -> Tensor:

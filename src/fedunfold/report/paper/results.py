@@ -1,24 +1,21 @@
 """results.md and what goes with it: figures, all records in one JSON file, and how they were made."""
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedunfold.errors import InputError
 from fedunfold.experiments.reproduction import Case, Entry, Records, Setting, Study, cases, entries
 from fedunfold.experiments.reproduction.records import write_json
 from fedunfold.files import write_atomically
+from fedunfold.machine import machine
 from fedunfold.report.figures import save
 from fedunfold.report.paper import figures, tables
 from fedunfold.report.paper.findings import findings
-from fedunfold.version import VERSION
 
 Studied = list[tuple[Case, list[Entry]]]
 
@@ -78,7 +75,7 @@ class Results:
             parts += [tables.comparison(case, run, records) for case, run in studied]
         write_json(folder / "results.json", self._documents(records))
         made = folder / "made.json"
-        on = _machine(self.setting.device) if computed or not made.exists() else json.loads(made.read_text("utf-8"))
+        on = machine(self.setting.device) if computed or not made.exists() else json.loads(made.read_text("utf-8"))
         write_json(made, on | self._made(command, records), indent=2)
         file, text = folder / "results.md", "\n".join(part for part in parts if part)
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -128,17 +125,6 @@ class Results:
         return {"command": command, "seed": self.setting.seed, "process_seconds": seconds}
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """What the records were made on and with, which differs from machine to machine."""
-    return {
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else _processor(),
-        "cores": os.cpu_count(),
-        "fedunfold": VERSION,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def _with_weights(run: list[Entry], names: set[str]) -> list[Entry]:
     """The entries of these names, and those whose weights they use."""
     owners = {entry.weights_of for entry in run if entry.name in names}
@@ -158,13 +144,3 @@ def _document(case: Case, entry: Entry, records: Records) -> dict[str, Any]:
         document["outer_loss"] = np.round(learned.losses.numpy(), 3).tolist()
         document["settings"] = learned.settings
     return document
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -1,0 +1,88 @@
+"""Run as a program: Flower's own FedAvg over its Ray simulation on the standard work; prints seconds for each round."""
+
+import json
+import os
+import sys
+import time
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedunfold.environments import Environment
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@lru_cache
+def environment() -> "Environment":
+    """Made up once in every process of Ray's."""
+    from fedunfold.bench.work import STANDARD, made_up
+
+    return made_up(STANDARD)
+
+
+def main(rounds: int, file: Path) -> None:
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client, server = ClientApp(), ServerApp()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from fedunfold.bench import baselines
+        from fedunfold.bench.flower_simulation import environment  # Ray's processes know no function of __main__
+
+        torch.set_num_threads(1)
+        env, round = environment(), message.content.config_records["config"]["server-round"]
+        assert isinstance(round, int)
+        model = baselines.model(env, "trial-0")
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=env.lr)
+        k = int(context.node_config["partition-id"])
+        for x, y in baselines.minibatches(env, k, "trial-0", round - 1):
+            optimizer.zero_grad()
+            torch.autograd.backward(cross_entropy(model(x), y))
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": env.load().sizes[k]})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content=content, reply_to=message)
+
+    @server.main()
+    def run(grid: Grid, context: Context) -> None:
+        import torch
+
+        from fedunfold.bench import baselines
+
+        env, ended = environment(), [time.perf_counter()]
+
+        def tested(round: int, arrays: ArrayRecord) -> MetricRecord:
+            model, data = baselines.model(env, "trial-0"), env.load()
+            model.load_state_dict(arrays.to_torch_state_dict())
+            accuracy = float((model(data.x_test).argmax(1) == data.y_test).float().mean())
+            ended.append(time.perf_counter())
+            return MetricRecord({"accuracy": accuracy})
+
+        start = ArrayRecord(baselines.model(env, "trial-0").state_dict())
+        strategy = FedAvg(fraction_evaluate=0.0)
+        trained = strategy.start(grid, start, num_rounds=rounds, evaluate_fn=tested).arrays.to_torch_state_dict()
+        # A round whose clients all failed is fast, and Flower goes on without a word.
+        expected = baselines.plain_loop(env.with_(rounds=rounds)).state_dict()
+        if not all(torch.allclose(trained[name], expected[name], atol=1e-4) for name in expected):
+            raise RuntimeError("Flower's clients have not trained what the plain loop trains.")
+        # The first test is of the initial model, and in the first round Ray still starts its workers.
+        file.write_text(json.dumps([b - a for a, b in pairwise(ended[2:])]))
+
+    run_simulation(server, client, num_supernodes=5, backend_config={"client_resources": {"num_cpus": 1}})
+
+
+if __name__ == "__main__":
+    os.environ.update(QUIET)
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,52 @@
+"""The bench as a page of the documentation, written from what was measured."""
+
+from collections.abc import Iterable
+
+from fedunfold.bench.measuring import Bench, Timed
+
+
+def page(bench: Bench) -> str:
+    """Markdown."""
+    engine, machine = bench.round["engine"].median, bench.machine
+    parts = [
+        "# Benchmarks\n",
+        "Made by `fedunfold bench`: ratios of things measured in turn in one run, on made-up data of the paper's "
+        f"shapes. Machine: {machine['device']}, {machine['cores']} cores, torch {machine['torch']} with "
+        f"{machine['threads']} threads; a large product runs at {bench.multiplication_rate / 1e9:.0f} GFLOP/s.\n",
+        "## A round of FedAvg\n",
+        "Five clients of 1713 samples, two epochs in minibatches of 50, an MLP 784-128-128-10, the server's step and a "
+        "test of 1000 images included. The floor is what the matrix products alone take at the rate above.\n",
+        _table(
+            ("", "ms a round (least to most)", "times our engine's"),
+            (
+                *((name, _ms(timed), f"{timed.median / engine:.1f}") for name, timed in bench.round.items()),
+                ("floor", f"{1e3 * bench.floor:.0f}", f"{bench.floor / engine:.2f}"),
+            ),
+        ),
+        "## A step of the learning\n",
+        "Ten rounds forwards and backwards for the gradient of the weights. *unrolled* is autograd through a graph "
+        "over all rounds with detached local gradients, as the paper's code does it; it gives the same gradient as "
+        "*first_order*.\n",
+    ]
+    for name, contenders in bench.outer_step.items():
+        run = contenders["plain run"].median
+        rows = [(who, _seconds(t), f"{t.median / run:.2f}") for who, t in contenders.items()]
+        parts += [f"### {name}\n", _table(("", "s (least to most)", "times a plain run"), rows)]
+    memory = [(name, f"{held / 2**20:.0f}") for name, held in bench.memory.items()]
+    parts += ["### Memory of one step, computation-skew\n", _table(("", "MB"), memory)]
+    starts = [(name, f"{timed.median:.2f}") for name, timed in bench.start_up.items()]
+    parts += ["## Start-up\n", _table(("", "s"), starts)]
+    return "\n".join(parts)
+
+
+def _ms(timed: Timed) -> str:
+    return f"{1e3 * timed.median:.0f} ({1e3 * timed.least:.0f} to {1e3 * timed.most:.0f})"
+
+
+def _seconds(timed: Timed) -> str:
+    return f"{timed.median:.2f} ({timed.least:.2f} to {timed.most:.2f})"
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

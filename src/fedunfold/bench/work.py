@@ -1,0 +1,64 @@
+"""The work that is measured. Its data are made up: how long a step takes does not depend on what it learns."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from fedunfold.environments import Environment
+from fedunfold.environments.description import ModelSpec
+
+FEATURES, HIDDEN, CLASSES, BATCH_SIZE, LR = 784, (128, 128), 10, 50, 0.01
+ROUNDS = 10
+STANDARD = [(1713, 2)] * 5
+"""(samples, epochs) of five equal clients."""
+COMPUTATION_SKEW = [(1713, 2), (1713, 1), (1713, 1), (1713, 1), (1716, 1)]
+"""The paper's Env III."""
+LABEL_SKEW = [(6775, 2), (6774, 2), (6776, 2), (6776, 2), (6776, 2)]
+"""The sizes of the paper's Env II."""
+
+
+def made_up(shares: Sequence[tuple[int, int]], rounds: int = ROUNDS) -> Environment:
+    """An environment of the paper's model over random images."""
+    draw = np.random.default_rng(0)
+
+    def images(n: int) -> tuple[np.ndarray, np.ndarray]:
+        return draw.random((n, FEATURES), dtype=np.float32), draw.integers(0, CLASSES, n)
+
+    return Environment.from_arrays(
+        {f"client-{k}": images(samples) for k, (samples, _) in enumerate(shares)},
+        images(1000),
+        rounds=rounds,
+        batch_size=BATCH_SIZE,
+        lr=LR,
+        epochs={f"client-{k}": epochs for k, (_, epochs) in enumerate(shares)},
+        model=ModelSpec(hidden=HIDDEN),
+        classes=CLASSES,
+        name="made-up",
+    )
+
+
+def steps(shares: Sequence[tuple[int, int]]) -> int:
+    """Minibatch steps of all clients in a round."""
+    return sum(epochs * -(-samples // BATCH_SIZE) for samples, epochs in shares)
+
+
+def operations(shares: Sequence[tuple[int, int]]) -> float:
+    """Floating-point operations that the products of a round need: forwards, back to the inputs of every layer but the
+    first, and the weights' gradients. Short minibatches count as they are."""
+    sides = (FEATURES, *HIDDEN, CLASSES)
+    layers = [below * above for below, above in pairwise(sides)]
+    per_sample = 2 * (2 * sum(layers) + sum(layers[1:]))
+    return float(per_sample * sum(samples * epochs for samples, epochs in shares))
+
+
+def multiplication_rate(side: int = 2048, repeats: int = 3) -> float:
+    """What the machine can do at best: operations a second of a large product, with torch's own threads."""
+    a, b = torch.randn(side, side), torch.randn(side, side)
+    torch.mm(a, b)
+    began = perf_counter()
+    for _ in range(repeats):
+        torch.mm(a, b)
+    return 2 * side**3 * repeats / (perf_counter() - began)

@@ -1,0 +1,77 @@
+"""Baselines do the same work as the engine, and the page says what was measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedunfold.bench import baselines, measuring, page, work
+from fedunfold.bench.measuring import Bench, Timed
+from fedunfold.losses import OuterLoss
+from fedunfold.models import flat_parameters
+from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding.adjoint import unfold
+from fedunfold.weighting import size
+
+SHARES = [(70, 2), (55, 1), (120, 1)]
+
+
+def test_the_plain_loop_trains_the_engines_model() -> None:
+    env = work.made_up(SHARES, rounds=3)
+    found = flat_parameters(baselines.plain_loop(env))
+    expected = run_rounds(SimulatedFederation(env), size(), env.rounds).model
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_unrolled_graph_gives_the_engines_gradient() -> None:
+    env = work.made_up(SHARES, rounds=3)
+    theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
+    federation = SimulatedFederation(env)
+    start = federation.initial_model("learn-0")
+    expected = unfold(federation, theta, Algorithm(), OuterLoss(), "first_order", run="learn-0", model=start).gradient
+    found = baselines.unrolled_step(env, theta)
+    assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
+
+
+def test_steps_and_operations_by_hand() -> None:
+    assert work.steps(SHARES) == 2 * 2 + 2 + 3
+    sides = 784 * 128 + 128 * 128 + 128 * 10
+    # Two operations for each weight and sample: forwards, its gradient, and back through all layers but the first.
+    per_sample = 2 * (2 * sides + 128 * 128 + 128 * 10)
+    assert work.operations(SHARES) == per_sample * (70 * 2 + 55 + 120)
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    seconds = measuring.side_by_side({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
+    assert order == ["a", "b"] * 4
+    assert [len(times) for times in seconds.values()] == [3, 3], "the first turn warms up"
+
+
+@pytest.fixture
+def bench() -> Bench:
+    timed = Timed(0.2, 0.1, 0.3)
+    outer = dict.fromkeys(("plain run", "first_order", "exact"), timed) | {"unrolled": replace(timed, median=2.0)}
+    machine = {"device": "a processor", "cores": 2, "torch": "2", "threads": 2}
+    rounds = {"engine": timed, "plain loop": replace(timed, median=0.8)}
+    return Bench(machine, 1e11, rounds, 0.05, {"label-skew": outer}, {"exact": 2**21}, {"import": timed})
+
+
+def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
+    text = page(bench)
+    for shown in (
+        "| plain loop | 800 (100 to 300) | 4.0 |",
+        "| floor | 50 | 0.25 |",
+        "| unrolled | 2.00 (0.10 to 0.30) | 10.00 |",
+    ):
+        assert shown in text
+    assert bench.ratio("plain loop") == pytest.approx(4)
+    assert json.loads(json.dumps(bench.as_json()))["floor"] == 0.05
+
+
+def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "COMPUTATION_SKEW", [(60, 1), (60, 1)])
+    monkeypatch.setattr(work, "ROUNDS", 1)
+    assert measuring.growth("unrolled") >= 0
