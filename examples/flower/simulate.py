@@ -5,11 +5,14 @@ python examples/flower/simulate.py 'iterations=5'        # any setting of [tool.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 APP = Path(__file__).parent
@@ -41,6 +44,29 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60) -
     raise SystemExit(f"the SuperLink was not ready within {seconds:g} s.")
 
 
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End a process that leads a session of its own, whatever happens, and what it started with it.
+
+    Flower's programs start others, which outlive one that was refused or killed.
+    """
+    try:
+        yield
+    finally:
+        _signal(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(leader.pid, number)
+    except ProcessLookupError:
+        return  # all of them have ended
+
+
 def main(settings: list[str]) -> int:
     binaries = Path(sys.executable).parent  # Flower's programs, beside the Python that runs this
     port = free_port()
@@ -51,19 +77,14 @@ def main(settings: list[str]) -> int:
         )
         command = [binaries / "flower-superlink", "--insecure", "--simulation"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        superlink = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
+        superlink = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        with stopped(superlink):
             wait_for(port, superlink)
             run = [binaries / "flwr", "run", APP, "here", "--stream", "--federation-config", f"num-supernodes={SITES}"]
             run += [part for setting in settings for part in ("--run-config", setting)]
             return subprocess.run(run, env=environment, check=False).returncode
-        finally:
-            superlink.terminate()
-            try:
-                superlink.wait(20)
-            except subprocess.TimeoutExpired:
-                superlink.kill()
-                superlink.wait()
 
 
 if __name__ == "__main__":

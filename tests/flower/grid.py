@@ -17,12 +17,14 @@ class LocalGrid(Grid):
     def __init__(self, app: ClientApp, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None) -> None:
         self.app, self.nodes, self.spoil = app, nodes, spoil
         self.sent: list[Message] = []
+        self.replies: dict[str, Message] = {}
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
         for message in messages:
             self.sent.append(message)
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            message.metadata.__dict__["_message_id"] = id = str(uuid4())
+            ids.append(id)
             node = message.metadata.dst_node_id
             context = Context(1, node, self.nodes[node], RecordDict(), {})
             try:
@@ -32,8 +34,15 @@ class LocalGrid(Grid):
             if reply is not None and self.spoil is not None:
                 reply = self.spoil(reply, node)
             if reply is not None:
-                replies.append(reply)
-        return replies
+                reply.metadata.__dict__["_reply_to_message_id"] = id
+                self.replies[id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(id) for id in message_ids if id in self.replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -45,10 +54,4 @@ class LocalGrid(Grid):
         return None
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError

@@ -19,6 +19,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     env = fu.environment(str(config["environment"]))
+    if config["rounds"]:
+        env = env.with_(rounds=int(config["rounds"]))
     clients = federation(grid, env, timeout=float(config["timeout"]))
     chosen = method(str(config["method"]))
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=int(config["iterations"]))

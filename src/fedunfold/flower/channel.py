@@ -20,7 +20,9 @@ log = logging.getLogger("fedunfold")
 
 
 ASK_AGAIN = 10.0
-"""Seconds after which a node that could not register is asked again."""
+"""Seconds after which a node that was left out is asked again who it is."""
+POLL = 0.1
+"""Seconds between two looks for answers."""
 
 
 class FlowerChannel:
@@ -31,12 +33,13 @@ class FlowerChannel:
         self._nodes: dict[str, int] = {}
         self._registered: dict[str, Registration] = {}
         self._ask_again: dict[int, float] = {}
+        self._asked: dict[str, int] = {}
         deadline = time.monotonic() + patience
         self._meet()
         while missing := [key for key in self._expected if key not in self._nodes]:
             if time.monotonic() > deadline:
                 raise InputError(f"client '{missing[0]}' did not register in {patience:g} s ({len(missing)} missing).")
-            time.sleep(1)
+            time.sleep(POLL)
             self._meet()
 
     def registrations(self) -> Sequence[Registration]:
@@ -52,32 +55,52 @@ class FlowerChannel:
         if not sent:
             return {}
         owner = {node: key for key, node in self._nodes.items()}
+        waiting = self._push(sent)
         answers: dict[str, Reply | str] = {}
-        for reply in self._grid.send_and_receive(sent, timeout=self._timeout):
-            key = owner[reply.metadata.src_node_id]
-            answers[key] = _read(reply)
+        deadline = time.monotonic() + self._timeout
+        while waiting and time.monotonic() < deadline:
+            for node, reply in self._pull(waiting):
+                answers[owner[node]] = _read(reply)
+            time.sleep(POLL if waiting else 0)
         return answers
 
     def _meet(self) -> None:
-        """Ask nodes that are not known who they are, from time to time; forget those that left."""
+        """Ask nodes that are not known who they are, and hear those that answer by now; forget those that left.
+
+        Nobody is waited for: a node may take long to start its app, and a client that crashed is listed for a while
+        beside its successor.
+        """
         online, now = set(self._grid.get_node_ids()), time.monotonic()
         self._nodes = {key: node for key, node in self._nodes.items() if node in online}
         unknown = [n for n in sorted(online - set(self._nodes.values())) if self._ask_again.get(n, 0.0) <= now]
-        if not unknown:
-            return
-        # Taken for a failure until it answers: a client that crashed is listed for a while beside its successor.
-        self._ask_again |= dict.fromkeys(unknown, now + ASK_AGAIN)
-        asked = [Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown]
-        for reply in self._grid.send_and_receive(asked, timeout=min(self._timeout, ASK_AGAIN)):
-            node = reply.metadata.src_node_id
+        if unknown:
+            self._asked |= self._push([Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown])
+            self._ask_again |= dict.fromkeys(unknown, now + max(self._timeout, ASK_AGAIN))
+        for node, reply in self._pull(self._asked):
             try:
                 found = self._accepted(reply)
             except InputError as error:
                 log.warning("node %d is left out for now: %s", node, error)
+                self._ask_again[node] = now + ASK_AGAIN
                 continue
             # What counts is said once: a client that comes back cannot make itself larger.
             self._registered.setdefault(found.key, found)
             self._nodes[found.key] = node
+
+    def _push(self, messages: Sequence[Message]) -> dict[str, int]:
+        """Send; gives the node that each message went to, by the message's id."""
+        nodes = [message.metadata.dst_node_id for message in messages]
+        return {id: node for id, node in zip(self._grid.push_messages(messages), nodes, strict=False) if id is not None}
+
+    def _pull(self, waiting: dict[str, int]) -> list[tuple[int, Message]]:
+        """Answers that have come, with the nodes that were asked; those are waited for no longer.
+
+        An answer that was lost on its way comes as an error from nowhere, so the message it answers counts.
+        """
+        if not waiting:
+            return []
+        replies = self._grid.pull_messages(list(waiting))
+        return [(waiting.pop(reply.metadata.reply_to_message_id), reply) for reply in replies]
 
     def _accepted(self, reply: Message) -> Registration:
         if reply.has_error():

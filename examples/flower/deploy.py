@@ -1,0 +1,125 @@
+"""Run this app on a federation of real processes: a SuperLink and five SuperNodes, with TLS and authenticated nodes.
+
+python examples/flower/deploy.py                                # digits, one SuperNode for each of five sites
+python examples/flower/deploy.py 'iterations=5' 'rounds=5'      # any settings of [tool.flwr.app.config]
+
+Certificates and keys are made for this run and thrown away. All listens on the loopback alone, on free ports, and is
+stopped in the end.
+"""
+
+import datetime
+import ipaddress
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from simulate import APP, QUIET, free_port, stopped, wait_for
+
+KEYS = ("site-a", "site-b", "site-c", "site-d", "site-e")
+LOOPBACK = "127.0.0.1"
+
+
+def write_certificates(folder: Path) -> None:
+    """An authority (ca.crt), and a certificate signed by it for the loopback (server.crt, server.key)."""
+    now, year = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=365)
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedunfold example authority")])
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+
+    def begun(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+        builder = builder.serial_number(x509.random_serial_number())
+        return builder.not_valid_before(now - datetime.timedelta(minutes=5)).not_valid_after(now + year)
+
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(LOOPBACK))]
+    own = begun(issuer, authority.public_key()).add_extension(x509.BasicConstraints(True, None), critical=True)
+    signed = begun(subject, server.public_key()).add_extension(x509.SubjectAlternativeName(names), critical=False)
+    for file, builder in (("ca.crt", own), ("server.crt", signed)):
+        certificate = builder.sign(authority, hashes.SHA256())
+        (folder / file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    write_secret(folder / "server.key", server, serialization.PrivateFormat.PKCS8)
+
+
+def write_node_key(folder: Path, name: str) -> None:
+    """A SuperNode's key pair in OpenSSH's format: NAME and NAME.pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(folder / name, key, serialization.PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / f"{name}.pub").write_bytes(public)
+
+
+def write_secret(file: Path, key: ec.EllipticCurvePrivateKey, format: serialization.PrivateFormat) -> None:
+    """A private key that only its owner can read."""
+    file.touch(mode=0o600)
+    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, format, serialization.NoEncryption()))
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes, as processes of this machine; `folder` holds keys, logs and the link's state."""
+
+    def __init__(self, folder: Path, processes: ExitStack) -> None:
+        self.folder, self.port, self._processes = folder, free_port(), processes
+        self.binaries = Path(sys.executable).parent  # Flower's programs, beside the Python that runs this
+        path = f"{self.binaries}{os.pathsep}{os.environ['PATH']}"
+        self.environment = os.environ | QUIET | {"FLWR_HOME": str(folder), "PATH": path}
+        write_certificates(folder)
+        address, authority = f"{LOOPBACK}:{self.port}", folder / "ca.crt"
+        (folder / "config.toml").write_text(
+            f'[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress = "{address}"\n'
+            f'root-certificates = "{authority}"\n'
+        )
+
+    def start_link(self) -> subprocess.Popen[bytes]:
+        secure = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        command = ["flower-superlink", *secure, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        link = self._start("superlink", *command, "--host", LOOPBACK, "--port", str(self.port), "--database", "link.db")
+        wait_for(self.port, link)
+        return link
+
+    def register(self, name: str) -> None:
+        """Let the SuperLink know a node's public key."""
+        write_node_key(self.folder, name)
+        self.flwr("supernode", "register", str(self.folder / f"{name}.pub"), "deployment")
+
+    def start_node(self, name: str, *security: str) -> subprocess.Popen[bytes]:
+        """A SuperNode that is the client of that key; other security options replace TLS and the node's key."""
+        secure = security or ("--root-certificates", "ca.crt", "--auth-supernode-private-key", name)
+        where = ["--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())]
+        return self._start(name, "flower-supernode", *secure, *where, "--node-config", f'key="{name}"')
+
+    def run_app(self, settings: list[str]) -> None:
+        chosen = [part for setting in settings for part in ("--run-config", setting)]
+        self.flwr("run", str(APP), "deployment", "--stream", *chosen)
+
+    def flwr(self, *arguments: str) -> None:
+        """A command of Flower's; what it says is shown."""
+        subprocess.run([self.binaries / "flwr", *arguments], env=self.environment, check=True)
+
+    def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [self.binaries / program, *arguments]
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._processes.enter_context(stopped(process))
+        return process
+
+
+def main(settings: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
+        deployment = Deployment(Path(folder), processes)
+        deployment.start_link()
+        for key in KEYS:
+            deployment.register(key)
+            deployment.start_node(key)
+        deployment.run_app(settings)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
