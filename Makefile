@@ -1,11 +1,12 @@
 # make demo   sets up .venv, then learns weights on the embedded digits, compares, shows table and figures
 # make test   sets up .venv, then lint, types, architecture, tests
+# make bench  sets up .venv, then measures the engine beside others, and writes docs/benchmarks.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint figures clean
+.PHONY: demo test bench lint figures clean
 .DELETE_ON_ERROR:
 
 # torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
@@ -32,6 +33,9 @@ lint: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2
+
+bench: $(VENV)/.installed
+	@$(BIN)/fedunfold bench --page docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,7 +27,7 @@ def test_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)
 
 
-HEAVY = ("data features", "reproduce")  # these need a folder of images, and hours
+HEAVY = ("data features", "reproduce", "bench")  # these need a folder of images, hours, and minutes
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"(?:^    |`)fedunfold +([^`\n#]+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     light = [line.strip() for line in lines if not line.startswith(HEAVY)]
     assert len(light) == 8
-    assert len(lines) == len(light) + 4
+    assert len(lines) == len(light) + 6
     for line in lines:
         with pytest.raises(SystemExit) as stop:
             main([*itertools.takewhile(str.isalpha, line.split()), "--help"])

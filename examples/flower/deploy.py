@@ -103,7 +103,7 @@ class Deployment:
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [self.binaries / program, *arguments]
+            command: list[str | Path] = [self.binaries / program, *arguments]
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )

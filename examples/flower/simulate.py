@@ -75,14 +75,15 @@ def main(settings: list[str]) -> int:
         Path(home, "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         )
-        command = [binaries / "flower-superlink", "--insecure", "--simulation"]
+        command: list[str | Path] = [binaries / "flower-superlink", "--insecure", "--simulation"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         superlink = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         with stopped(superlink):
             wait_for(port, superlink)
-            run = [binaries / "flwr", "run", APP, "here", "--stream", "--federation-config", f"num-supernodes={SITES}"]
+            run: list[str | Path] = [binaries / "flwr", "run", APP, "here", "--stream"]
+            run += ["--federation-config", f"num-supernodes={SITES}"]
             run += [part for setting in settings for part in ("--run-config", setting)]
             return subprocess.run(run, env=environment, check=False).returncode
 
