@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from fedunfold.aggregation import (
 )
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import AbsentLoss, Evaluation, Federation, RoundReport, RoundRequest, TrainsTogether
+from fedunfold.run_state import RunState, fingerprint
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.updates import LocalUpdate, sgd
+from fedunfold.version import VERSION
 from fedunfold.weighting.rule import WeightingRule
 
 
@@ -113,18 +116,48 @@ def run_rounds(
     *,
     algorithm: Algorithm | None = None,
     run: str = "trial-0",
+    checkpoint: Path | None = None,
     on_round: Callable[[int, Evaluation], None] | None = None,
 ) -> RunResult:
     """Train a federation for some rounds under a weighting rule, testing after each.
 
-    `run` names the randomness: another name gives another initial model, minibatch order and presence.
+    `run` names the randomness: another name gives another initial model, minibatch order and presence. With a
+    `checkpoint`, where the run stands is written to that file after every round, and a file already there is gone on
+    from: the result is the same as without the interruption.
     """
+    algorithm = algorithm or Algorithm()
 
     def tell(round: int, evaluations: Sequence[Evaluation]) -> None:
         if on_round is not None:
             on_round(round, evaluations[0])
 
-    return run_together(federation, rule, rounds, [run], algorithm=algorithm, on_round=tell)[0]
+    states, identity = None, None
+    if checkpoint is not None:
+        identity = _identity(federation, rule, algorithm, run)
+        if checkpoint.exists():
+            states = [RunState.load(checkpoint, identity, federation.initial_model(run).device)]
+
+    def keep(states: Sequence[RunState]) -> None:
+        if checkpoint is not None and identity is not None:
+            states[0].save(checkpoint, identity)
+
+    return run_together(federation, rule, rounds, [run], algorithm=algorithm, states=states, keep=keep, on_round=tell)[
+        0
+    ]
+
+
+def _identity(federation: Federation, rule: WeightingRule, algorithm: Algorithm, run: str) -> dict[str, Any]:
+    """What a run's checkpoint belongs to. The initial model stands for the seed, the model and the precision."""
+    weights = getattr(rule, "weights", None)
+    return {
+        "run": run,
+        "rule": rule.name,
+        "weights": fingerprint(weights) if isinstance(weights, Tensor) else None,
+        "algorithm": asdict(algorithm),
+        "clients": [asdict(client) for client in federation.clients],
+        "start": fingerprint(federation.initial_model(run)),
+        "version": VERSION,
+    }
 
 
 def run_together(
@@ -134,43 +167,41 @@ def run_together(
     runs: Sequence[str],
     *,
     algorithm: Algorithm | None = None,
+    states: Sequence[RunState] | None = None,
+    keep: Callable[[Sequence[RunState]], None] | None = None,
     on_round: Callable[[int, Sequence[Evaluation]], None] | None = None,
 ) -> list[RunResult]:
-    """`run_rounds` for several runs in step, which a federation that trains them together does faster."""
+    """`run_rounds` for several runs in step, which a federation that trains them together does faster.
+
+    They begin anew, or go on from `states`; `keep` is given where they stand after every round.
+    """
     algorithm = algorithm or Algorithm()
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
-    under_way = [_Run(name, Server.start(federation.initial_model(name), algorithm)) for name in runs]
-    for t in range(rounds):
+    if states is None:
+        starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
+        states = [RunState(start.model, start.moments) for start in starts]
+    for t in range(states[0].rounds, rounds):
         requests = [
-            RoundRequest(run.name, t, run.server.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
-            for run in under_way
+            RoundRequest(run, t, state.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
+            for run, state in zip(runs, states, strict=True)
         ]
         if isinstance(federation, TrainsTogether):
             reports = federation.train_together(requests)
         else:
             reports = [federation.train(request) for request in requests]
-        for run, report in zip(under_way, reports, strict=True):
-            row, run.state = rule(report, run.state)
-            run.server, _ = aggregate(run.server, report, row, algorithm)
-            run.weights.append(row)
-            run.present.append(report.present)
-            run.evaluations.append(federation.evaluate(run.server.model))
+        for state, report in zip(states, reports, strict=True):
+            row, state.rule = rule(report, state.rule)
+            server, _ = aggregate(Server(state.model, state.moments, state.memory), report, row, algorithm)
+            state.model, state.moments, state.memory = server.model, server.moments, server.memory
+            state.weights.append(row)
+            state.present.append(report.present)
+            state.evaluations.append(federation.evaluate(state.model))
+        if keep is not None:
+            keep(states)
         if on_round is not None:
-            on_round(t, [run.evaluations[-1] for run in under_way])
+            on_round(t, [state.evaluations[-1] for state in states])
     return [
-        RunResult(run.server.model, torch.stack(run.weights), torch.stack(run.present), tuple(run.evaluations))
-        for run in under_way
+        RunResult(state.model, torch.stack(state.weights), torch.stack(state.present), tuple(state.evaluations))
+        for state in states
     ]
-
-
-@dataclass
-class _Run:
-    """A run under way: its server, what the rule remembers, and what was seen so far."""
-
-    name: str
-    server: Server
-    state: Any = None
-    weights: list[Tensor] = field(default_factory=list)
-    present: list[Tensor] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)

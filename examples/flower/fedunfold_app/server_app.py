@@ -40,7 +40,8 @@ def main(grid: Grid, context: Context) -> None:
     if folder:
         learned.save(folder / "weights.safetensors")
     for name, used in (("learned weights", learned_method(learned)), ("size weights", method("fedavg"))):
-        result = run_rounds(clients, used.rule, env.rounds, algorithm=used.algorithm)
+        state = folder / f"{name.replace(' ', '-')}.safetensors" if folder else None
+        result = run_rounds(clients, used.rule, env.rounds, algorithm=used.algorithm, checkpoint=state)
         print(f"{name}: {100 * result.accuracies[-1]:.1f} % after {env.rounds} rounds", flush=True)
     for key, faults in clients.faults.as_dict().items():
         print(f"client {key}: {faults}", flush=True)

@@ -1,6 +1,5 @@
 """The outer loop: run the federation, differentiate, take an Adam step on θ, again."""
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from fedunfold.errors import InputError
 from fedunfold.federation import Federation
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm
+from fedunfold.run_state import fingerprint
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.unfolding.progress import Progress
 from fedunfold.version import VERSION
@@ -119,7 +119,7 @@ def learn(
         "digest": digest,
         "version": VERSION,
         "device": start.device.type,
-        "start": hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest(),
+        "start": fingerprint(start),
     }
     if checkpoint is not None and checkpoint.exists():
         progress = Progress.load(checkpoint, identity)
