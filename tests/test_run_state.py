@@ -48,6 +48,8 @@ def test_it_goes_on_to_the_same_end(tmp_path: Path, rule: Rule, killed_after: in
     for ours, theirs in zip(found.evaluations, expected.evaluations, strict=True):
         assert torch.equal(ours.class_accuracy, theirs.class_accuracy)
     assert torch.equal(run(file, rule).model, expected.model), "one that had ended is only read"
+    with pytest.raises(InputError, match="has made 3 rounds already, more than the 2 asked for"):
+        run(file, rule, rounds=2)
 
 
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -57,6 +59,10 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
         run(file, dr(q=1))
     with pytest.raises(InputError, match="is of another run"):
         run_rounds(simulated(ENV.with_(seed=4)), size(), 3, algorithm=REMEMBERING, checkpoint=file)
+    with pytest.raises(InputError, match="is of another run"):
+        run_rounds(simulated(ENV.with_(lr=0.7)), size(), 3, algorithm=REMEMBERING, checkpoint=file)
+    with pytest.raises(InputError, match="is of another run"):
+        run_rounds(simulated(ENV), size(), 3, algorithm=REMEMBERING, checkpoint=file, digest="other data")
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

@@ -13,12 +13,17 @@ from fedunfold.version import VERSION
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Names and versions, which differ from machine to machine."""
     return {
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else _processor(),
+        "device": _processor() if device == "cpu" else _gpu(device),
         "cores": os.cpu_count(),
         "fedunfold": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _gpu(device: str) -> str:
+    """Its name, or where there is none here, what it is called in the settings."""
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
 
 def _processor() -> str:

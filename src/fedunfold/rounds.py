@@ -116,6 +116,7 @@ def run_rounds(
     *,
     algorithm: Algorithm | None = None,
     run: str = "trial-0",
+    digest: str = "",
     checkpoint: Path | None = None,
     on_round: Callable[[int, Evaluation], None] | None = None,
 ) -> RunResult:
@@ -123,7 +124,8 @@ def run_rounds(
 
     `run` names the randomness: another name gives another initial model, minibatch order and presence. With a
     `checkpoint`, where the run stands is written to that file after every round, and a file already there is gone on
-    from: the result is the same as without the interruption.
+    from: the result is the same as without the interruption. `digest` stands for the data and how clients train, as
+    for `learn`; a checkpoint with another one is refused.
     """
     algorithm = algorithm or Algorithm()
 
@@ -133,7 +135,7 @@ def run_rounds(
 
     states, identity = None, None
     if checkpoint is not None:
-        identity = _identity(federation, rule, algorithm, run)
+        identity = _identity(federation, rule, algorithm, run, digest)
         if checkpoint.exists():
             states = [RunState.load(checkpoint, identity, federation.initial_model(run).device)]
 
@@ -146,8 +148,11 @@ def run_rounds(
     ]
 
 
-def _identity(federation: Federation, rule: WeightingRule, algorithm: Algorithm, run: str) -> dict[str, Any]:
-    """What a run's checkpoint belongs to. The initial model stands for the seed, the model and the precision."""
+def _identity(
+    federation: Federation, rule: WeightingRule, algorithm: Algorithm, run: str, digest: str
+) -> dict[str, Any]:
+    """What a run's checkpoint belongs to. The initial model stands for the seed, the model and the precision, a rule's
+    name for the rule."""
     weights = getattr(rule, "weights", None)
     return {
         "run": run,
@@ -156,6 +161,8 @@ def _identity(federation: Federation, rule: WeightingRule, algorithm: Algorithm,
         "algorithm": asdict(algorithm),
         "clients": [asdict(client) for client in federation.clients],
         "start": fingerprint(federation.initial_model(run)),
+        "lr": federation.lr,
+        "digest": digest,
         "version": VERSION,
     }
 
@@ -181,6 +188,8 @@ def run_together(
     if states is None:
         starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
         states = [RunState(start.model, start.moments) for start in starts]
+    if states[0].rounds > rounds:
+        raise InputError(f"the run has made {states[0].rounds} rounds already, more than the {rounds} asked for.")
     for t in range(states[0].rounds, rounds):
         requests = [
             RoundRequest(run, t, state.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)

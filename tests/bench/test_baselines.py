@@ -35,8 +35,7 @@ def test_the_unrolled_graph_gives_the_engines_gradient() -> None:
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-def test_steps_and_operations_by_hand() -> None:
-    assert work.steps(SHARES) == 2 * 2 + 2 + 3
+def test_operations_by_hand() -> None:
     sides = 784 * 128 + 128 * 128 + 128 * 10
     # Two operations for each weight and sample: forwards, its gradient, and back through all layers but the first.
     per_sample = 2 * (2 * sides + 128 * 128 + 128 * 10)
@@ -67,7 +66,6 @@ def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
         "| unrolled | 2.00 (0.10 to 0.30) | 10.00 |",
     ):
         assert shown in text
-    assert bench.ratio("plain loop") == pytest.approx(4)
     assert json.loads(json.dumps(bench.as_json()))["floor"] == 0.05
 
 

@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from fedunfold.losses import OuterLoss
 from fedunfold.simulation.fused import FusedWalk, can_walk, compiling
 from fedunfold.simulation.fused import walk as fused_walk
-from fedunfold.simulation.fused.compiling import HERE, Launch, Shape, available
+from fedunfold.simulation.fused.compiling import HERE, Launch, Shape, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Draw, Schedule, Share, plan
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.updates import LocalUpdate, momentum, prox, sgd
+from fedunfold.updates import LocalUpdate, prox, sgd
 
 SHARES = [Share("a", 0, 40, 1), Share("b", 40, 13, 1), Share("c", 53, 30, 2)]
 LANES, ROWS, BATCH = len(SHARES), 83, 18
 CPU = torch.device("cpu")
-WITH_GPU = torch.cuda.is_available() and available(torch.device("cuda"))
+WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
+HOPPER = 227 * 1024
 
 
 def stack(sides: Sequence[int]) -> LinearStack:
@@ -44,7 +45,7 @@ def walks(
     x = torch.randn(ROWS, sides[0], generator=draw, dtype=torch.float64)
     y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
     class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
-    minibatches = plan([(Draw(0, "run", 0), share) for share in SHARES], BATCH)
+    minibatches = plan([(Draw(0, "run", 0), share) for share in SHARES], BATCH, BATCH)
 
     def parts(
         device: torch.device, dtype: torch.dtype
@@ -105,6 +106,13 @@ CASES = [
 ]
 
 
+class Emulated(Launch):
+    """A launch that needs no device."""
+
+    def __call__(self, lanes: int, arguments: Sequence[Any]) -> None:
+        self.kernel((lanes,), (1,), list(arguments), 0)
+
+
 @pytest.fixture
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let launches go to the kernels' source, compiled for the CPU."""
@@ -123,7 +131,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built = tmp_path / "walk.cpp"
     built.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
 
-    def compiled(name: str, shape: Shape) -> Launch:
+    def compiled(name: str, shape: Shape, device: torch.device) -> Launch:
         macros = [macro for macro in shape.macros(name) if "_BYTES" not in macro]
         library = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.so"  # one loaded already must not be written over
         options = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", *macros]
@@ -133,9 +141,10 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
             kernel(*(_argument(argument) for argument in arguments))
 
-        return Launch(launch, 0)
+        return Emulated(launch, 0, device)
 
     monkeypatch.setattr(fused_walk, "compiled", compiled)
+    monkeypatch.setattr(fused_walk, "shared_memory", lambda device: HOPPER)
 
 
 def _argument(value: Any) -> Any:
@@ -161,10 +170,11 @@ def test_what_is_left_to_the_reference_walk() -> None:
     x = torch.zeros(4, 20)
     assert not can_walk(stack((20, 5)), 2, x, sgd(), None), "the data are on the CPU"
     shape = Shape(784, (128, 128, 10), 50)
-    assert shape.fits
-    assert not shape.fits_backward, "the walk back is there for one layer"
-    assert Shape(192, (120,), 100).fits_backward
-    assert not replace(Shape(192, (120,), 100), prox=True).fits_backward
-    assert not replace(shape, outputs=(128, 128, 128, 10)).fits, "too many layers"
-    assert not replace(shape, features=3072, outputs=(512, 512, 10)).fits, "too large for shared memory"
-    assert momentum(0.9).momentum, "momentum has buffers of its own, which no kernel keeps"
+    assert shape.fits(HOPPER)
+    assert not shape.fits(99 * 1024), "a GPU with less shared memory"
+    assert not shape.fits_backward(HOPPER), "the walk back is there for one layer"
+    assert Shape(192, (120,), 100).fits_backward(HOPPER)
+    assert not replace(Shape(192, (120,), 100), prox=True).fits_backward(HOPPER)
+    assert not replace(shape, outputs=(128, 128, 128, 10)).fits(HOPPER), "too many layers"
+    assert not replace(shape, features=3072, outputs=(512, 512, 10)).fits(HOPPER), "too large for shared memory"
+    assert not Shape(64, (32, 10), compiling.THREADS + 1).fits(HOPPER), "more rows than threads that read their labels"

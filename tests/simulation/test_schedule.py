@@ -23,7 +23,9 @@ def listed(sizes_and_epochs: list[tuple[int, int]]) -> list[Share]:
 
 
 def planned(draw: Draw, clients: list[Share], batch_size: int) -> Schedule:
-    return plan([(draw, share) for share in clients], batch_size).on(torch.device("cpu"), torch.float64)
+    return plan(
+        [(draw, share) for share in clients], batch_size, min(batch_size, max(share.size for share in clients))
+    ).on(torch.device("cpu"), torch.float64)
 
 
 # --- presence ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 
 from fedunfold.bench import baselines, work
 from fedunfold.environments import Environment
+from fedunfold.errors import FedunfoldError, InputError
 from fedunfold.losses import OuterLoss
 from fedunfold.machine import machine
 from fedunfold.rounds import Algorithm, run_rounds
@@ -24,6 +25,7 @@ from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.weighting.size import size
 
 FLOWER_ROUNDS = 8
+STATUS = Path("/proc/self/status")
 ENVIRONMENTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "computation-skew": work.COMPUTATION_SKEW,
     "label-skew": work.LABEL_SKEW,
@@ -59,10 +61,6 @@ class Bench:
     memory: Mapping[str, int]
     start_up: Mapping[str, Timed]
 
-    def ratio(self, contender: str) -> float:
-        """How many times as long as our engine another takes for a round."""
-        return self.round[contender].median / self.round["engine"].median
-
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -72,6 +70,8 @@ Say = Callable[[str], None]
 
 def measure(repeats: int, say: Say = lambda what: None) -> Bench:
     """The whole bench; `say` hears what is being measured."""
+    if not STATUS.exists():
+        raise InputError(f"the bench measures memory by {STATUS}, which only Linux has.")
     say("rounds")
     env = work.made_up(work.STANDARD)
     federation, rates = SimulatedFederation(env), []
@@ -176,7 +176,7 @@ def growth(contender: str) -> int:
 
 def _resident(field: str) -> int:
     """Bytes of this process in memory: at present (VmRSS), or at most (VmHWM)."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    lines = STATUS.read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
@@ -188,5 +188,7 @@ def _flower() -> Timed:
 
 
 def _python(*arguments: str) -> str:
-    ended = subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, *arguments], check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise FedunfoldError(f"a program of the bench failed: {ended.stderr.strip()[-2000:]}")
     return ended.stdout

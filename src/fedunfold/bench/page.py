@@ -15,7 +15,8 @@ def page(bench: Bench) -> str:
         f"{machine['threads']} threads; a large product runs at {bench.multiplication_rate / 1e9:.0f} GFLOP/s.\n",
         "## A round of FedAvg\n",
         "Five clients of 1713 samples, two epochs in minibatches of 50, an MLP 784-128-128-10, the server's step and a "
-        "test of 1000 images included. The floor is what the matrix products alone take at the rate above.\n",
+        "test of 1000 images included. The floor is what the matrix products alone take at the rate above; Flower's "
+        "simulation runs in processes of its own, after the others.\n",
         _table(
             ("", "ms a round (least to most)", "times our engine's"),
             (
@@ -33,7 +34,7 @@ def page(bench: Bench) -> str:
         rows = [(who, _seconds(t), f"{t.median / run:.2f}") for who, t in contenders.items()]
         parts += [f"### {name}\n", _table(("", "s (least to most)", "times a plain run"), rows)]
     memory = [(name, f"{held / 2**20:.0f}") for name, held in bench.memory.items()]
-    parts += ["### Memory of one step, computation-skew\n", _table(("", "MB"), memory)]
+    parts += ["### Memory of one step, computation-skew\n", _table(("", "MiB"), memory)]
     starts = [(name, f"{timed.median:.2f}") for name, timed in bench.start_up.items()]
     parts += ["## Start-up\n", _table(("", "s"), starts)]
     return "\n".join(parts)

@@ -40,11 +40,6 @@ def made_up(shares: Sequence[tuple[int, int]], rounds: int = ROUNDS) -> Environm
     )
 
 
-def steps(shares: Sequence[tuple[int, int]]) -> int:
-    """Minibatch steps of all clients in a round."""
-    return sum(epochs * -(-samples // BATCH_SIZE) for samples, epochs in shares)
-
-
 def operations(shares: Sequence[tuple[int, int]]) -> float:
     """Floating-point operations that the products of a round need: forwards, back to the inputs of every layer but the
     first, and the weights' gradients. Short minibatches count as they are."""

@@ -73,6 +73,8 @@ class FlowerChannel:
         online, now = set(self._grid.get_node_ids()), time.monotonic()
         self._nodes = {key: node for key, node in self._nodes.items() if node in online}
         unknown = [n for n in sorted(online - set(self._nodes.values())) if self._ask_again.get(n, 0.0) <= now]
+        # Only the last question to a node counts, and none to one that is gone.
+        self._asked = {id: node for id, node in self._asked.items() if node in online and node not in unknown}
         if unknown:
             self._asked |= self._push([Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown])
             self._ask_again |= dict.fromkeys(unknown, now + max(self._timeout, ASK_AGAIN))
@@ -89,8 +91,8 @@ class FlowerChannel:
 
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:
         """Send; gives the node that each message went to, by the message's id."""
-        nodes = [message.metadata.dst_node_id for message in messages]
-        return {id: node for id, node in zip(self._grid.push_messages(messages), nodes, strict=False) if id is not None}
+        sent = set(self._grid.push_messages(messages))
+        return {m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in sent}
 
     def _pull(self, waiting: dict[str, int]) -> list[tuple[int, Message]]:
         """Answers that have come, with the nodes that were asked; those are waited for no longer.

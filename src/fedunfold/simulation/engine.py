@@ -93,7 +93,7 @@ class SimulatedFederation:
     @property
     def step_size(self) -> int:
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
-        rows = min(self.environment.batch_size, max(self.data.sizes)) * len(self.clients)
+        rows = self._rows_at_most * len(self.clients)
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
     def initial_model(self, run: str) -> Tensor:
@@ -106,7 +106,8 @@ class SimulatedFederation:
     def train_together(self, requests: Sequence[RoundRequest]) -> list[RoundReport]:
         """A round of several runs. On a GPU their clients walk side by side."""
         rounds = [self._round(request, self._present(self._draw(request))) for request in requests]
-        if self._device.type == "cpu":
+        asked_alike = {(r.update, r.outer, r.needs, r.path_gradient, r.class_weights is None) for r in requests}
+        if self._device.type == "cpu" or len(asked_alike) != 1:
             return [self._trained([round])[0] for round in rounds]
         return self._trained(rounds)
 
@@ -219,7 +220,7 @@ class SimulatedFederation:
         walks = [walk for round in rounds for walk in round.walks]
         if self._ahead is not None and self._ahead[0] == walks:
             return self._ahead[1]
-        return plan(walks, self.environment.batch_size)
+        return plan(walks, self.environment.batch_size, self._rows_at_most)
 
     def _look_ahead(self, rounds: "Sequence[_Round]") -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
@@ -233,8 +234,12 @@ class SimulatedFederation:
 
     def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
-        rows = min(self.environment.batch_size, max(self.data.sizes))
-        return not adds_gradients and can_walk(stack, rows, self._x, request.update, request.outer)
+        return not adds_gradients and can_walk(stack, self._rows_at_most, self._x, request.update, request.outer)
+
+    @property
+    def _rows_at_most(self) -> int:
+        """Of a minibatch of any client."""
+        return min(self.environment.batch_size, max(self.data.sizes))
 
     def _launch(self, rounds: "Sequence[_Round]") -> "list[_Launched]":
         """Let the present clients train; a GPU may still be at it when this returns."""

@@ -90,12 +90,11 @@ class Schedule:
     means: Tensor
 
 
-def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int) -> Plan:
+def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
-    minibatch short."""
+    minibatch short. `width` is the number of rows they are padded to, whoever is there."""
     order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
     longest = walks[order[0]][1].steps(batch_size)
-    width = min(batch_size, max(share.size for _, share in walks))
     rows = np.empty((longest, len(order), width), dtype=np.int32)
     counts = np.zeros((longest, len(order)), dtype=np.int32)
     for lane, index in enumerate(order):

@@ -97,8 +97,9 @@ class Results:
         if "variants" in self.studies:
             text += (
                 "\nVariants are trained on four fifths of every client's training data and tested on the rest, as "
-                "the mean over the classes; the test set is not touched. The largest fall is how far the mean accuracy "
-                "over the trials, in points, lies below its best so far at any round.\n"
+                "the mean over the classes; the test set is not touched. Rounds and falls are those of the "
+                "accuracy over all samples, as the mean of the trials: the largest fall is how far, in points, it "
+                "lies below its best so far at any round.\n"
             )
         return text
 

@@ -1,5 +1,6 @@
 """The kernels of `walk.cu`, compiled for one model's shape when they are first needed."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,12 +9,13 @@ from typing import Any, Literal
 
 import torch
 
+log = logging.getLogger("fedunfold")
+
 THREADS = 256
 WARPS = THREADS // 32
 PARTS = 8  # programs of a cluster: what every device with clusters allows
 FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
 MOST_LAYERS = 3
-MOST_SHARED_BYTES = 227 * 1024
 HERE = Path(__file__).parent
 SOURCES = ("primitives.cuh", "walk.cu")
 
@@ -62,14 +64,15 @@ class Shape:
         largest_tile = 64
         return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + THREADS * largest_tile)
 
-    @property
-    def fits(self) -> bool:
-        return self.layers <= MOST_LAYERS and self.shared_bytes("forward") <= MOST_SHARED_BYTES
+    def fits(self, shared_bytes: int) -> bool:
+        """Whether the walk can be made by programs with so much shared memory."""
+        small = self.layers <= MOST_LAYERS and self.rows <= THREADS  # a thread reads the label of one row
+        return small and self.shared_bytes("forward") <= shared_bytes
 
-    @property
-    def fits_backward(self) -> bool:
-        """The walk back is there for one layer."""
-        return self.layers == 1 and not self.prox and self.shared_bytes("backward") <= MOST_SHARED_BYTES
+    def fits_backward(self, shared_bytes: int) -> bool:
+        """The same of the walk back, which is there for one layer."""
+        plain = self.layers == 1 and not self.prox
+        return plain and self.fits(shared_bytes) and self.shared_bytes("backward") <= shared_bytes
 
     def macros(self, name: str) -> list[str]:
         values = {
@@ -95,26 +98,42 @@ class Launch:
 
     kernel: Any
     shared_bytes: int
+    device: torch.device
 
     def __call__(self, lanes: int, arguments: Sequence[Any]) -> None:
-        self.kernel((lanes * PARTS, 1, 1), (THREADS, 1, 1), list(arguments), self.shared_bytes)
+        with torch.cuda.device(self.device):
+            self.kernel((lanes * PARTS, 1, 1), (THREADS, 1, 1), list(arguments), self.shared_bytes)
 
 
 @lru_cache(maxsize=64)
-def compiled(name: Literal["forward", "backward"], shape: Shape) -> Launch:
-    """A kernel for a shape."""
+def compiled(name: Literal["forward", "backward"], shape: Shape, device: torch.device) -> Launch:
+    """A kernel for a shape and a device."""
     source = "".join((HERE / part).read_text(encoding="utf-8") for part in SOURCES)
-    # torch gives no public name to the compiler that comes with it.
-    compile_kernel: Any = torch.cuda._compile_kernel
-    kernel = compile_kernel(source, name, nvcc_options=["--std=c++17", *shape.macros(name)])
-    kernel.set_shared_memory_config(shape.shared_bytes(name))
-    return Launch(kernel, shape.shared_bytes(name))
+    with torch.cuda.device(device):
+        kernel = _compile(source, name, ["--std=c++17", *shape.macros(name)])
+        kernel.set_shared_memory_config(shape.shared_bytes(name))
+    return Launch(kernel, shape.shared_bytes(name), device)
 
 
 @lru_cache
-def available(device: torch.device) -> bool:
-    """Whether the device has clusters of programs, and torch its compiler."""
-    return torch.cuda.get_device_capability(device) >= FIRST_WITH_CLUSTERS and hasattr(torch.cuda, "_compile_kernel")
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have on a device; 0 where it has no clusters, or there is no compiler for it."""
+    if torch.cuda.get_device_capability(device) < FIRST_WITH_CLUSTERS:
+        return 0
+    try:
+        with torch.cuda.device(device):
+            _compile('extern "C" __global__ void probe() {}', "probe", [])
+    except (AttributeError, OSError, RuntimeError) as error:
+        log.warning("rounds are not made in one launch, because torch cannot compile here: %s", error)
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+def _compile(source: str, name: str, options: list[str]) -> Any:
+    # torch gives no public name to the compiler that comes with it.
+    compile_kernel: Any = torch.cuda._compile_kernel
+    return compile_kernel(source, name, nvcc_options=options)
 
 
 def _parts(n: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss
-from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, available, compiled
+from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, compiled, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Schedule
 from fedunfold.simulation.walk import OuterTerms, Tally
@@ -23,8 +23,7 @@ def can_walk(stack: LinearStack, rows: int, x: Tensor, update: LocalUpdate, oute
         and not update.momentum
         and (outer is None or outer.name != "mse")
         and all(stack.biased)
-        and _shape(stack, rows).fits
-        and available(x.device)
+        and _shape(stack, rows).fits(shared_memory(x.device))
     )
 
 
@@ -51,14 +50,15 @@ class FusedWalk:
         iterates[0] = start
         adjoint = adjoint.clone()
         outer = self.outer is not None and not self.outer.loss.only_last_layer
-        launch = compiled("backward", self._shape(sums=False))
+        launch = compiled("backward", self._shape(sums=False), self.x.device)
         launch(len(start), [*self._round, iterates, adjoint, len(start), int(outer)])
         return adjoint
 
     def can_walk_back(self, memory_budget: int) -> bool:
         size = sum(shape.numel() for shape in self.stack.shapes)
         iterates = (len(self.schedule.active) + 1) * len(self.schedule.order) * size * self.x.element_size()
-        return self._shape(sums=False).fits_backward and iterates <= memory_budget
+        fits = self._shape(sums=False).fits_backward(shared_memory(self.x.device))
+        return fits and iterates <= memory_budget
 
     def _iterates(self, start: Tensor, copies: int, tally: Tally) -> Tensor:
         """The walk: w^{τ_k} of every lane in one copy, or w^τ in copy τ from the first step on."""
@@ -67,7 +67,7 @@ class FusedWalk:
         losses, outer_losses = start.new_empty(2, lanes, PARTS * WARPS)
         sums = tally.outer_gradients
         shape = self._shape(sums=sums is not None)
-        compiled("forward", shape)(
+        compiled("forward", shape, self.x.device)(
             lanes,
             [
                 *self._round,
