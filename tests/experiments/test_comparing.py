@@ -51,7 +51,7 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a method ran before all were checked")
 
-    monkeypatch.setattr("fedunfold.experiments.comparing.run_rounds", unexpected)
+    monkeypatch.setattr("fedunfold.experiments.comparing.run_together", unexpected)
     heavy_ball = fu.Method("mine", fu.Algorithm(fu.momentum()), None)
     with pytest.raises(fu.InputError, match="momentum"):
         fu.compare(tiny(), ["fedavg", heavy_ball])
