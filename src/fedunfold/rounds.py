@@ -143,9 +143,10 @@ def run_rounds(
         if checkpoint is not None and identity is not None:
             states[0].save(checkpoint, identity)
 
-    return run_together(federation, rule, rounds, [run], algorithm=algorithm, states=states, keep=keep, on_round=tell)[
-        0
-    ]
+    (result,) = run_together(
+        federation, rule, rounds, [run], algorithm=algorithm, states=states, keep=keep, on_round=tell
+    )
+    return result
 
 
 def _identity(

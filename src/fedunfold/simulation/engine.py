@@ -1,7 +1,7 @@
 """The `Federation` contract in one process."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -13,13 +13,13 @@ from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
-from fedunfold.losses import OuterLoss
 from fedunfold.models import ModelFactory, flat_parameters, model_factory, seeded
 from fedunfold.simulation.any_module import AnyModule
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.kernel import Kernel, check_trainable, unflatten
 from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.round import Findings, Launched, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
@@ -111,14 +111,14 @@ class SimulatedFederation:
             return [self._trained([round])[0] for round in rounds]
         return self._trained(rounds)
 
-    def _trained(self, rounds: "Sequence[_Round]") -> list[RoundReport]:
+    def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
         launched = self._launch(rounds)
         self._look_ahead(rounds)
         return [self._report(round, lanes) for round, lanes in zip(rounds, launched, strict=True)]
 
-    def _report(self, round: "_Round", launched: "_Launched") -> RoundReport:
+    def _report(self, round: Round, launched: Launched) -> RoundReport:
         request = round.request
-        found = _Findings.none(len(self.clients), request.model)
+        found = Findings.none(len(self.clients), request.model)
         if len(round.away) and request.absent_loss == "evaluate":
             self._ask_absent(round, found)
         if len(round.there):
@@ -190,15 +190,15 @@ class SimulatedFederation:
             for k, key in enumerate(self.data.keys)
         ]
 
-    def _round(self, request: RoundRequest, present: np.ndarray) -> "_Round":
+    def _round(self, request: RoundRequest, present: np.ndarray) -> Round:
         batch_size, shares = self.environment.batch_size, self._shares(request.round)
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
         if request.scales is not None:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
-        return _Round(request, self._draw(request), shares, present, steps, inside, after)
+        return Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, rounds: "Sequence[_Round]", *, back: bool = False) -> Walk | FusedWalk:
+    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> Walk | FusedWalk:
         """The local walk of the present clients, in one launch where that can be."""
         request = rounds[0].request
         schedule = self._plan(rounds).on(self._device, self._dtype)
@@ -215,14 +215,14 @@ class SimulatedFederation:
                 return fused
         return Walk(self._kernel, *parts, self._memory_budget)
 
-    def _plan(self, rounds: "Sequence[_Round]") -> Plan:
+    def _plan(self, rounds: Sequence[Round]) -> Plan:
         """The present clients' minibatches, unless `_look_ahead` has drawn them already."""
         walks = [walk for round in rounds for walk in round.walks]
         if self._ahead is not None and self._ahead[0] == walks:
             return self._ahead[1]
         return plan(walks, self.environment.batch_size, self._rows_at_most)
 
-    def _look_ahead(self, rounds: "Sequence[_Round]") -> None:
+    def _look_ahead(self, rounds: Sequence[Round]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
         if self._device.type == "cpu":
             return
@@ -241,13 +241,11 @@ class SimulatedFederation:
         """Of a minibatch of any client."""
         return min(self.environment.batch_size, max(self.data.sizes))
 
-    def _launch(self, rounds: "Sequence[_Round]") -> "list[_Launched]":
+    def _launch(self, rounds: Sequence[Round]) -> list[Launched]:
         """Let the present clients train; a GPU may still be at it when this returns."""
         counts = [len(round.there) for round in rounds]
-        models, tally = (
-            torch.stack([round.request.model for round in rounds]),
-            self._tally(rounds[0].request, sum(counts)),
-        )
+        models = torch.stack([round.request.model for round in rounds])
+        tally = self._tally(rounds[0].request, sum(counts))
         lanes = np.arange(sum(counts))
         if len(lanes):
             walk = self._walk(rounds)
@@ -255,9 +253,9 @@ class SimulatedFederation:
             owners = np.repeat(np.arange(len(rounds)), counts)[order]
             models = walk.forward(models[torch.from_numpy(owners)], tally)
             lanes = np.argsort(order)
-        return [_Launched(own, models, tally) for own in np.split(lanes, np.cumsum(counts)[:-1])]
+        return [Launched(own, models, tally) for own in np.split(lanes, np.cumsum(counts)[:-1])]
 
-    def _gather(self, round: "_Round", launched: "_Launched", found: "_Findings") -> None:
+    def _gather(self, round: Round, launched: Launched, found: Findings) -> None:
         """What the present clients' training brought."""
         request, there = round.request, round.there
         lanes = torch.from_numpy(launched.lanes).to(self._device)
@@ -299,7 +297,7 @@ class SimulatedFederation:
             outer_gradients=sums() if own_outer else None,
         )
 
-    def _ask_absent(self, round: "_Round", found: "_Findings") -> None:
+    def _ask_absent(self, round: Round, found: Findings) -> None:
         """Absent clients' losses at w^(t)."""
         request = round.request
         if "loss" in request.needs:
@@ -311,7 +309,7 @@ class SimulatedFederation:
 
     # --- one model that does not move --------------------------------------------------------------------
 
-    def _outer_at(self, round: "_Round", clients: np.ndarray) -> OuterReport:
+    def _outer_at(self, round: Round, clients: np.ndarray) -> OuterReport:
         request, outer = round.request, round.request.outer
         if outer is None:
             raise InputError("the request names no outer loss.")
@@ -330,7 +328,7 @@ class SimulatedFederation:
             )
         return OuterReport(float(loss), gradient)
 
-    def _losses_at(self, round: "_Round", clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
+    def _losses_at(self, round: Round, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
         out = np.full(len(self.clients), np.nan)
         if not len(clients):
@@ -352,7 +350,7 @@ class SimulatedFederation:
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
 
-    def _minibatch_coefficients(self, round: "_Round", clients: np.ndarray) -> np.ndarray:
+    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
         batch_size = self.environment.batch_size
         return np.concatenate([sample_coefficients(round.draw, round.shares[k], batch_size) for k in clients])
 
@@ -385,7 +383,7 @@ class SimulatedFederation:
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]
 
-    def _refuse_divergence(self, walked: Tensor, loss: Tensor, round: "_Round") -> None:
+    def _refuse_divergence(self, walked: Tensor, loss: Tensor, round: Round) -> None:
         bad = ~(torch.isfinite(loss) & torch.isfinite(walked.sum(1)))
         if bool(bad.any()):
             client = self.data.keys[int(round.there[int(torch.nonzero(bad)[0])])]
@@ -399,64 +397,3 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return 768 * 2**20
-
-
-@dataclass(frozen=True)
-class _Round:
-    """What is settled before anybody trains; arrays are over all K clients.
-
-    `inside` is c_k in the loop, `after` the factor on w_k − w^(t) after it.
-    """
-
-    request: RoundRequest
-    draw: Draw
-    shares: list[Share]
-    present: np.ndarray
-    steps: np.ndarray
-    inside: np.ndarray
-    after: np.ndarray
-
-    @property
-    def there(self) -> np.ndarray:
-        return np.flatnonzero(self.present)
-
-    @property
-    def walks(self) -> list[tuple[Draw, Share]]:
-        """What each present client draws by, and its share."""
-        return [(self.draw, self.shares[k]) for k in self.there]
-
-    @property
-    def away(self) -> np.ndarray:
-        return np.flatnonzero(~self.present)
-
-    def client_factors(self, outer: OuterLoss) -> np.ndarray:
-        """1/E_k where the outer loss counts a client once, else 1."""
-        epochs = np.array([share.epochs for share in self.shares], dtype=np.float64)
-        return 1 / epochs if outer.per_epoch else np.ones(len(epochs))
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A round's present clients under way: their lanes among all that walk, with the models [L, d] and sums of all."""
-
-    lanes: np.ndarray
-    models: Tensor
-    tally: Tally
-
-
-@dataclass
-class _Findings:
-    """What a round brings, filled in by the clients who are there and those who are away."""
-
-    loss: np.ndarray
-    start_loss: np.ndarray
-    accuracy: np.ndarray
-    updates: Tensor
-    gradients: Tensor
-    outer_loss: float = 0.0
-    outer_gradients: list[Tensor] = field(default_factory=list)
-
-    @classmethod
-    def none(cls, clients: int, model: Tensor) -> "_Findings":
-        unknown, nobody = np.full(clients, np.nan), model.new_empty(0, len(model))
-        return cls(unknown.copy(), unknown.copy(), unknown.copy(), nobody, nobody)
