@@ -41,7 +41,7 @@ def work(case: rep.Case, run: list[rep.Entry], records: rep.Records, most: int |
 @pytest.fixture(autouse=True)
 def short_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg with the whole budget is as short as the learning."""
-    monkeypatch.setattr(studies, "FAST", (2, 0.02))
+    monkeypatch.setattr(studies, "FAST", {"iterations": 2, "lr": 0.02})
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> None:

@@ -76,12 +76,13 @@ def test_shapes_and_contents() -> None:
     assert result.settings["algorithm"]["absent"] == "drop"
 
 
-def test_every_iteration_is_one_adam_step() -> None:
+@pytest.mark.parametrize(("name", "betas"), [("adam", (0.9, 0.999)), ("rmsprop", (0.0, 0.9))])
+def test_every_iteration_is_one_step_of_the_optimizer(name: str, betas: tuple[float, float]) -> None:
     """Two iterations, by torch.optim.Adam on the gradients that `unfold` gives."""
     env = label_skewed()
     federation = simulated(env)
     theta = (torch.tensor([12, 12, 4], dtype=torch.float64) / 28).sqrt().repeat(3, 1)
-    optimizer = torch.optim.Adam([theta], lr=0.1)
+    optimizer = torch.optim.Adam([theta], lr=0.1, betas=betas)
     start = federation.initial_model("learn-0")
     losses = []
     for m in range(2):
@@ -89,7 +90,7 @@ def test_every_iteration_is_one_adam_step() -> None:
         theta.grad = step.gradient
         optimizer.step()
         losses.append(step.loss)
-    result = learned(env, iterations=2)
+    result = learned(env, iterations=2, optimizer=name, decay="none")
     assert result.losses.tolist() == losses
     torch.testing.assert_close(result.weights, theta**2 / (theta**2).sum(1, keepdim=True))
 
@@ -115,7 +116,7 @@ def test_learned_weights_run() -> None:
 
 def test_learning_stays_as_it_was_when_it_goes_on() -> None:
     """What a shorter learning gives is what a longer one had on its way."""
-    short, long = (learned(label_skewed(), iterations=n) for n in (2, 4))
+    short, long = (learned(label_skewed(), iterations=n, decay="none") for n in (2, 4))
     assert torch.equal(short.history, long.history[:3])
 
 
@@ -207,7 +208,7 @@ def test_linear_decay_by_hand() -> None:
     assert [Learning(iterations=4, lr=0.2, decay="linear").step(m) for m in range(4)] == pytest.approx(
         [0.2, 0.15, 0.1, 0.05]
     )
-    assert Learning(iterations=4, lr=0.2).step(3) == 0.2
+    assert Learning(iterations=4, lr=0.2, decay="none").step(3) == 0.2
     falling, constant = (learned(label_skewed(), decay=decay) for decay in ("linear", "none"))
     assert torch.equal(falling.history[1], constant.history[1])
     moved = [(result.history[3] - result.history[2]).norm().item() for result in (falling, constant)]
@@ -313,6 +314,7 @@ def test_learning_needs_rounds(rounds: int) -> None:
         ({"pull": float("inf")}, "a finite number >= 0, not inf"),
         ({"step_sizes": "two"}, "'one' or 'learned', not 'two'"),
         ({"decay": "cosine"}, "'none' or 'linear', not 'cosine'"),
+        ({"optimizer": "sgd"}, "'adam' or 'rmsprop', not 'sgd'"),
         ({"shared_rounds": 0}, "at least 1 round, not 0"),
     ],
 )

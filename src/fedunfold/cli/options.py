@@ -73,7 +73,7 @@ class LearningOptions:
         typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
     ] = None
     iterations: Annotated[int | None, typer.Option("--iterations", help="Outer iterations M.")] = None
-    lr: Annotated[float | None, typer.Option("--outer-lr", help="Outer step size (Adam).")] = None
+    lr: Annotated[float | None, typer.Option("--outer-lr", help="Outer step size.")] = None
     initial_model: Annotated[
         Literal["fixed", "resample"] | None,
         typer.Option("--initial-model", help="The same in every outer iteration, or a fresh one."),
@@ -89,7 +89,10 @@ class LearningOptions:
     shared_rounds: Annotated[
         int | None, typer.Option("--shared-rounds", help="Rounds in a row that share their weights.")
     ] = None
-
+    optimizer: Annotated[
+        Literal["adam", "rmsprop"] | None,
+        typer.Option("--optimizer", help="Outer steps by adam, as in the paper, or rmsprop, for few large ones."),
+    ] = None
     decay: Annotated[
         Literal["none", "linear"] | None,
         typer.Option("--decay", help="Whether the outer step size goes down to 0 over the iterations."),
@@ -97,14 +100,13 @@ class LearningOptions:
 
     def changing(self, learning: "Learning", environment: "Environment") -> "Learning":
         """A method's learning, changed as the command line says."""
-        from fedunfold.unfolding import FAST
+        from fedunfold.unfolding import FAST, published
 
         said = {name: value for name, value in asdict(self).items() if value is not None}
         schedule = said.pop("schedule", None)
         if schedule is not None:
-            published = environment.paper
-            iterations, lr = FAST if schedule == "fast" else (published.iterations, published.lr)
-            said = {"iterations": iterations, "lr": lr} | said
+            paper = environment.paper
+            said = {**(FAST if schedule == "fast" else published(paper.iterations, paper.lr)), **said}
         return replace(learning, **said)
 
 

@@ -90,7 +90,7 @@ RECOMMENDED = Method(
     "fedunfold",
     Algorithm(updates.nova(), absent="remember"),
     None,
-    Learning(iterations=25, lr=0.015, outer="balanced", step_sizes="learned"),
+    Learning(25, 0.015, outer="balanced", step_sizes="learned", optimizer="adam", decay="none"),
 )
 
 

@@ -1,14 +1,14 @@
-"""Adam on θ (Kingma and Ba 2015), as a pure step with its state in the open.
+"""Adam on θ (Kingma and Ba 2015), with or without momentum, as a pure step with its state in the open.
 
 torch's own optimiser loads the compiler on first use, which takes seconds that nothing here needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,16 @@ class Adam:
     m: Tensor
     v: Tensor
     steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
 
     @classmethod
-    def start(cls, theta: Tensor) -> "Adam":
-        return cls(torch.zeros_like(theta), torch.zeros_like(theta))
+    def start(cls, theta: Tensor, betas: tuple[float, float] = betas) -> "Adam":
+        return cls(torch.zeros_like(theta), torch.zeros_like(theta), betas=betas)
 
     def step(self, theta: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, "Adam"]:
         """The next θ, and the state after it."""
-        n = self.steps + 1
-        m = BETA1 * self.m + (1 - BETA1) * gradient
-        v = BETA2 * self.v + (1 - BETA2) * gradient.square()
-        unbiased_m, unbiased_v = m / (1 - BETA1**n), v / (1 - BETA2**n)
-        return theta - lr * unbiased_m / (unbiased_v.sqrt() + EPSILON), Adam(m, v, n)
+        n, (beta1, beta2) = self.steps + 1, self.betas
+        m = beta1 * self.m + (1 - beta1) * gradient
+        v = beta2 * self.v + (1 - beta2) * gradient.square()
+        unbiased_m, unbiased_v = m / (1 - beta1**n), v / (1 - beta2**n)
+        return theta - lr * unbiased_m / (unbiased_v.sqrt() + EPSILON), replace(self, m=m, v=v, steps=n)

@@ -1,11 +1,11 @@
-"""The outer loop: run the federation, differentiate, take an Adam step on θ, again."""
+"""The outer loop: run the federation, differentiate, take a step on θ, again."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,24 +20,28 @@ from fedunfold.unfolding.progress import Progress
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
+BETAS = {"adam": (0.9, 0.999), "rmsprop": (0.0, 0.9)}
+
 
 @dataclass(frozen=True)
 class Learning:
     """How weights are learned.
 
-    `iterations` Adam steps of size `lr` on θ, from θ = √(N_k/N). The initial model is the same in every
+    `iterations` steps of size `lr` on θ, from θ = √(N_k/N). `optimizer` is "adam", the paper's, or "rmsprop", Adam
+    without momentum and with a short memory: few large steps must not carry on where the gradient has turned. With
+    `decay` "linear", step m is lr (1 − m/M): large steps find the way, small ones at the end let the noise of single
+    draws average out. The initial model is the same in every
     iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text). Every step averages the
     gradients of `draws` runs, each with its own minibatches and absences.
 
     `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
     the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
     learned beside Θ, from those of the algorithm. `shared_rounds` rounds in a row have the same weights and step
-    size: fewer numbers to learn, and less noise in each. With `decay` "linear", step m is lr (1 − m/M): large
-    steps find the way, small ones at the end let the noise of single draws average out.
+    size: fewer numbers to learn, and less noise in each.
     """
 
-    iterations: int = 40
-    lr: float = 0.02
+    iterations: int = 15
+    lr: float = 0.1
     adjoint: AdjointKind = "first_order"
     outer: OuterName = "path"
     initial_model: Literal["fixed", "resample"] = "fixed"
@@ -45,7 +49,8 @@ class Learning:
     pull: float = 0.0
     step_sizes: Literal["one", "learned"] = "one"
     shared_rounds: int = 1
-    decay: Literal["none", "linear"] = "none"
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    decay: Literal["none", "linear"] = "linear"
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -63,18 +68,27 @@ class Learning:
             raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds}.")
         if not 0 <= self.pull < math.inf:
             raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull}.")
+        if self.optimizer not in BETAS:
+            raise InputError(f"the outer optimizer is 'adam' or 'rmsprop', not '{self.optimizer}'.")
         if self.decay not in ("none", "linear"):
             raise InputError(f"the outer step size has decay 'none' or 'linear', not '{self.decay}'.")
         if self.step_sizes not in ("one", "learned"):
             raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
 
     def step(self, m: int) -> float:
-        """Adam's step size in iteration m."""
+        """The step size in iteration m."""
         return self.lr * (1 - m / self.iterations) if self.decay == "linear" else self.lr
 
 
-FAST = (Learning.iterations, Learning.lr)
-"""Outer iterations and step size of the fast schedule; the published one of an environment is in its `paper`."""
+FAST: Mapping[str, Any] = {name: getattr(Learning, name) for name in ("iterations", "lr", "optimizer", "decay")}
+"""The fast schedule: outer iterations, step size, and how steps are made from gradients."""
+
+
+def published(iterations: int, lr: float) -> Mapping[str, Any]:
+    """The paper's schedule, with its numbers for an environment."""
+    return {"iterations": iterations, "lr": lr, "optimizer": "adam", "decay": "none"}
+
+
 CHECKPOINT_SECONDS = 5.0
 
 
@@ -110,7 +124,8 @@ def learn(
     shares = sizes / sizes.sum()
     keys = tuple(client.key for client in federation.clients)
     settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds}
-    progress = Progress.start(shares, [algorithm.step_size(t) for t in range(rounds)])
+    betas = BETAS[learning.optimizer]
+    progress = Progress.start(shares, [algorithm.step_size(t) for t in range(rounds)], betas)
     # The first initial model stands for the seed, the model and the precision.
     start = federation.initial_model("learn-0")
     identity = settings | {
@@ -122,7 +137,7 @@ def learn(
         "start": fingerprint(start),
     }
     if checkpoint is not None and checkpoint.exists():
-        progress = Progress.load(checkpoint, identity)
+        progress = Progress.load(checkpoint, identity, betas)
 
     def so_far() -> LearnedWeights:
         used = asdict(_with_steps(algorithm, learning, progress.roots))

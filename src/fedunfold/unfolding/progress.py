@@ -31,11 +31,11 @@ class Progress:
     history: tuple[Tensor, ...] = field(default=())
 
     @classmethod
-    def start(cls, shares: Tensor, step_sizes: Sequence[float]) -> "Progress":
+    def start(cls, shares: Tensor, step_sizes: Sequence[float], betas: tuple[float, float]) -> "Progress":
         """θ = √(N_k/N) and σ = √s_t in every round."""
         sigma = torch.tensor(step_sizes, dtype=shares.dtype).sqrt()
         roots = torch.cat([shares.sqrt().repeat(len(sigma), 1), sigma[:, None]], 1)
-        return cls(roots, Adam.start(roots), (), (weights_of(roots[:, :-1]),))
+        return cls(roots, Adam.start(roots, betas), (), (weights_of(roots[:, :-1]),))
 
     def after(self, loss: float, gradient: Tensor, lr: float) -> "Progress":
         """One Adam step further."""
@@ -55,7 +55,7 @@ class Progress:
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
     @classmethod
-    def load(cls, path: Path, identity: Mapping[str, Any]) -> "Progress":
+    def load(cls, path: Path, identity: Mapping[str, Any], betas: tuple[float, float]) -> "Progress":
         """Read what `save` wrote for the same learning; that of another one is refused."""
         try:
             with safe_open(path, framework="pt") as file:
@@ -66,5 +66,5 @@ class Progress:
         if belongs_to != json.loads(json.dumps(identity)):
             raise InputError(f"checkpoint {path} is of another learning; delete it, or choose another file.")
         losses = tuple(tensors["losses"].tolist())
-        optimizer = Adam(tensors["m"], tensors["v"], len(losses))
+        optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
         return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]))

@@ -11,7 +11,7 @@ from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.methods import RECOMMENDED, Method, changed, method
-from fedunfold.unfolding import FAST, Learning
+from fedunfold.unfolding import FAST, Learning, published
 from fedunfold.unfolding.adjoint import AdjointKind
 
 Study = Literal["mnist", "rate", "dogs", "variants", "digits"]
@@ -46,9 +46,8 @@ class Setting:
 
     def learning(self, env: Environment, adjoint: AdjointKind) -> Learning:
         """The paper's learning, by its own schedule or by the fast one."""
-        published = env.paper.iterations, env.paper.lr
-        iterations, lr = published if self.schedule == "paper" else FAST
-        return Learning(iterations=iterations, lr=lr, adjoint=adjoint)
+        schedule = FAST if self.schedule == "fast" else published(env.paper.iterations, env.paper.lr)
+        return Learning(**schedule, adjoint=adjoint)
 
 
 @dataclass(frozen=True)
