@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.flower.channel import FlowerChannel
+from fedunfold.flower.private import PrivateFederation
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.models import model_factory
@@ -17,7 +18,11 @@ from fedunfold.simulation import SimulatedFederation
 
 
 def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype = torch.float32) -> Site:
-    """The client of an environment that a node is: by `key` in its node-config, or by `partition-id`."""
+    """The client of an environment that a node is: by `key` in its node-config, or by `partition-id`.
+
+    It is private where its node-config or the run's config says private=true: no run can make a node open that wants to
+    be private.
+    """
     env = environment(env)
     data = env.load()
     chosen = context.node_config.get("key")
@@ -30,19 +35,30 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
     if chosen not in data.keys:
         raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
     x, y = data.client(data.keys.index(chosen))
-    return Site(chosen, x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
+    model = model_factory(env.model, tuple(x.shape[1:]), data.classes)
+    private = any(bool(config.get("private", False)) for config in (context.node_config, context.run_config))
+    return Site(chosen, x, y, data.classes, model, dtype, private)
 
 
 def federation(
-    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0
+    grid: Grid,
+    env: Environment | str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    timeout: float = 60.0,
+    private: bool = False,
 ) -> RemoteFederation:
-    """An environment's clients behind a grid, tested on the environment's test set."""
+    """An environment's clients behind a grid, tested on the environment's test set.
+
+    With `private` the server sees sums of their vectors only.
+    """
     env = environment(env)
     tester = _tester(env, dtype)
     channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout)
     data = env.load()
     build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
-    return RemoteFederation(channel, env, build, tester.evaluate, dtype=dtype)
+    kind = PrivateFederation if private else RemoteFederation
+    return kind(channel, env, build, tester.evaluate, dtype=dtype)
 
 
 @lru_cache(maxsize=1)

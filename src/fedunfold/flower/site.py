@@ -22,7 +22,10 @@ from fedunfold.simulation import SimulatedFederation
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold."""
+    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold.
+
+    A `private` one shows no vector of its own: it answers with single numbers, and adds to secure sums.
+    """
 
     key: str
     x: Tensor
@@ -30,6 +33,7 @@ class Site:
     classes: int
     model: ModelFactory
     dtype: torch.dtype = torch.float32
+    private: bool = False
 
     def register(self) -> Registration:
         counts = torch.bincount(self.y, minlength=self.classes)
@@ -59,6 +63,15 @@ class Site:
         federation, request = self._engine(assignment, arrays)
         report = federation.outer(request)
         return Reply({"outer_loss": report.loss}, {"gradient": report.gradient})
+
+    def measure(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """A round as in `train`, of which only its numbers are told."""
+        return Reply(self.train(assignment, arrays).metrics, {})
+
+    def inner(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """⟨λ, w_k − w^(t)⟩ of the same round, for λ = `arrays["adjoint"]`."""
+        update = self.train(assignment, arrays).arrays["updates"]
+        return Reply({"inner": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
 
     def _engine(self, assignment: Assignment, arrays: Arrays) -> tuple[SimulatedFederation, RoundRequest]:
         model = _array(arrays, "model").to(self.dtype)
