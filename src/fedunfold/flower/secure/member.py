@@ -86,10 +86,10 @@ class Member:
         count, seed = len(roster.members), randomness.token_bytes(SEED_BYTES)
         seed_shares = create_shares(seed, roster.threshold, count)
         key_shares = create_shares(to_scalar(bytes_to_private_key(secrets.mask_key)), roster.threshold, count)
-        sealed = {}
-        for member, *pair in zip(roster.members, seed_shares, key_shares, strict=True):
+        mine, sealed = bytes_to_private_key(secrets.seal_key), {}
+        for member, theirs, *pair in zip(roster.members, roster.seal_keys, seed_shares, key_shares, strict=True):
             if member != self.key:
-                seal = self._seal(secrets, roster.seal_keys[roster.members.index(member)])
+                seal = generate_shared_key(mine, bytes_to_public_key(theirs))
                 sealed[member] = encrypt(seal, _pack(roster.sum, self.key, member, *pair))
         kept = secrets.then(
             stage="shared",
@@ -112,13 +112,14 @@ class Member:
                 f"{len(delivery.members)}."
             )
         masked = encode(vector, len(secrets.members)) + expand(secrets.seed, secrets.sum, len(vector))
-        mine = bytes_to_private_key(secrets.mask_key)
+        mine, opener = bytes_to_private_key(secrets.mask_key), bytes_to_private_key(secrets.seal_key)
         pairs = []
         for member, sealed in zip(delivery.members, delivery.shares, strict=True):
             if member == self.key or member not in secrets.members:
                 raise InputError(f"client '{self.key}' gets shares from '{member}', who is no other member of the sum.")
             number = secrets.members.index(member)
-            pairs.append(self._opened(secrets, member, secrets.seal_keys[number], sealed))
+            seal = generate_shared_key(opener, bytes_to_public_key(secrets.seal_keys[number]))
+            pairs.append(self._opened(seal, secrets.sum, member, sealed))
             theirs = bytes_to_public_key(secrets.mask_keys[number])
             masked += shared_mask(mine, theirs, adds=self.key < member, sum_id=secrets.sum, length=len(vector))
         kept = secrets.then(
@@ -177,14 +178,11 @@ class Member:
                 f"needed to reveal it, not {roster.threshold}."
             )
 
-    def _seal(self, secrets: Secrets, theirs: bytes) -> bytes:
-        return generate_shared_key(bytes_to_private_key(secrets.seal_key), bytes_to_public_key(theirs))
-
-    def _opened(self, secrets: Secrets, sender: str, theirs: bytes, sealed: bytes) -> tuple[bytes, bytes]:
+    def _opened(self, seal: bytes, sum_id: str, sender: str, sealed: bytes) -> tuple[bytes, bytes]:
         """The two shares in what a member has sealed for this one in this sum."""
-        head = _pack(secrets.sum, sender, self.key, b"", b"")[:-4]
+        head = _pack(sum_id, sender, self.key, b"", b"")[:-4]
         try:
-            opened = decrypt(self._seal(secrets, theirs), sealed)
+            opened = decrypt(seal, sealed)
         except InvalidToken as error:
             raise InputError(f"client '{self.key}' cannot open the shares that come as client '{sender}'s.") from error
         if not opened.startswith(head):
