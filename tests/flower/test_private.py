@@ -293,13 +293,23 @@ def test_a_private_client_answers_no_open_question(caplog: pytest.LogCaptureFixt
     assert "client 'a' is private and shows no vector of its own; run with private=true" in caplog.text
 
 
-def test_the_run_or_the_node_makes_a_client_private() -> None:
+@pytest.mark.parametrize(
+    ("node", "run", "shows"),
+    [({}, {}, True), ({"private": True}, {"private": False}, False), ({}, {"private": True}, False)],
+)
+def test_the_run_or_the_node_makes_a_client_private(node: Any, run: Any, shows: bool) -> None:
     env = five()
-    for node, run, expected in (({}, {}, False), ({"private": True}, {}, True), ({}, {"private": True}, True)):
-        context = Context(1, 1, {"key": "a", **node}, RecordDict(), {"private": False, **run})
-        assert site_of(env, context).private is expected
-    never_open = Context(1, 1, {"key": "a", "private": True}, RecordDict(), {"private": False})
-    assert site_of(env, never_open).private
+    grid = Flaky(env)
+    run_rounds(federation(grid, env, dtype=torch.float64, private=True), size(), 1)
+    (asked,) = [m for m, _ in grid.heard if (m.metadata.message_type, m.metadata.dst_node_id) == ("query.measure", 100)]
+    app = client_app(lambda context: site_of(env, context, torch.float64))
+    question = Message(asked.content, 100, "train")
+    context = Context(1, 100, {"key": "a", **node}, RecordDict(), run)
+    if shows:
+        assert "updates" in app(question, context).content.array_records["arrays"]
+    else:
+        with pytest.raises(InputError, match="client 'a' is private"):
+            app(question, context)
 
 
 def test_a_vector_beyond_the_bound_makes_a_client_absent(caplog: pytest.LogCaptureFixture) -> None:

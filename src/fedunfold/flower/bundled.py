@@ -18,11 +18,7 @@ from fedunfold.simulation import SimulatedFederation
 
 
 def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype = torch.float32) -> Site:
-    """The client of an environment that a node is: by `key` in its node-config, or by `partition-id`.
-
-    It is private where its node-config or the run's config says private=true: no run can make a node open that wants to
-    be private.
-    """
+    """The client of an environment that a node is: by `key` in its node-config, or by `partition-id`."""
     env = environment(env)
     data = env.load()
     chosen = context.node_config.get("key")
@@ -35,9 +31,7 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
     if chosen not in data.keys:
         raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
     x, y = data.client(data.keys.index(chosen))
-    model = model_factory(env.model, tuple(x.shape[1:]), data.classes)
-    private = any(bool(config.get("private", False)) for config in (context.node_config, context.run_config))
-    return Site(chosen, x, y, data.classes, model, dtype, private)
+    return Site(chosen, x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
 
 
 def federation(

@@ -19,6 +19,9 @@ Evaluate = Callable[[ArrayRecord, Context], tuple[float, float]]
 def client_app(open_site: OpenSite) -> ClientApp:
     """An app that answers for the site that `open_site` finds for a context (its node-config says which).
 
+    Where the node-config or the run's config says private=true it shows no vector of its own, but answers with single
+    numbers and adds to secure sums; so no run can open a node that is to be private.
+
     >>> from fedunfold.flower import client_app, site_of
     >>> app = client_app(lambda context: site_of("digits-label-skew", context))
     """
@@ -32,7 +35,7 @@ def client_app(open_site: OpenSite) -> ClientApp:
 
     def openly(context: Context) -> Site:
         site = open_site(context)
-        if site.private:
+        if context.node_config.get("private") or context.run_config.get("private"):
             raise InputError(f"client '{site.key}' is private and shows no vector of its own; run with private=true.")
         return site
 

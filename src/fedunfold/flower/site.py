@@ -22,10 +22,7 @@ from fedunfold.simulation import SimulatedFederation
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold.
-
-    A `private` one shows no vector of its own: it answers with single numbers, and adds to secure sums.
-    """
+    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold."""
 
     key: str
     x: Tensor
@@ -33,7 +30,6 @@ class Site:
     classes: int
     model: ModelFactory
     dtype: torch.dtype = torch.float32
-    private: bool = False
 
     def register(self) -> Registration:
         counts = torch.bincount(self.y, minlength=self.classes)
