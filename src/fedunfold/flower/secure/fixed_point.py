@@ -2,7 +2,7 @@
 
     v → ⌊2^f v⌉ mod 2⁶⁴,   f = 46 − ⌈log₂ n⌉ for a sum of n vectors,   |v_i| ≤ 2¹⁶
 
-Rounding moves a coordinate of a vector by at most 2^−(f+1), so one of the sum by at most n 2^−(f+1): 2·10⁻¹³ for five
+Rounding moves a coordinate of a vector by at most 2^−(f+1), so one of the sum by at most n 2^−(f+1): 3·10⁻¹³ for five
 clients, 10⁻¹⁰ for a hundred. A vector that leaves the bound is refused; nothing is ever clipped.
 """
 
