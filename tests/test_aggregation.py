@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation import Absent, check_absent, coefficients, makes_step
+from fedunfold.aggregation import Absent, Contributions, check_absent, coefficients, makes_step
 from fedunfold.errors import InputError
 from fedunfold.federation import RoundReport
 from fedunfold.rounds import Algorithm, Server, aggregate
@@ -86,6 +86,7 @@ def test_memory_holds_the_last_update_of_everybody() -> None:
     server, _ = aggregate(server, round_of(0, {"a": A, "c": C}), WEIGHTS, algorithm)
     server, put_together = aggregate(server, round_of(1, {"c": B}), WEIGHTS, algorithm)
     entering = put_together.contributions
+    assert isinstance(entering, Contributions)
     assert entering.clients.tolist() == [0, 2]
     assert entering.updates().tolist() == [A, B]
     assert {k: kept.tolist() for k, kept in server.memory.items()} == {0: A, 2: B}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.errors import InputError
-from fedunfold.federation import RoundReport
+from fedunfold.federation import HiddenSum, HiddenUpdates, RoundReport
 
 Absent = Literal["keep", "drop", "remember"]
 
@@ -53,6 +53,10 @@ class Contributions:
         chosen = coefficients[self.clients].to(self.fresh.device, self.fresh.dtype)
         return chosen @ self.updates()
 
+    def along(self, vector: Tensor) -> Tensor:
+        """⟨v, m_k⟩, [n]."""
+        return self.updates() @ vector
+
 
 def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Tensor]) -> Contributions:
     """The table's m_k. `memory` is the server's, and comes back with this round's updates in it."""
@@ -72,6 +76,16 @@ def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:
     there = torch.where(present, weights, 0.0)
     total = there.sum()
     return there / total if bool(total > 0) else there
+
+
+def hidden_direction(hidden: HiddenUpdates, weights: Tensor, absent: Absent) -> tuple[HiddenSum, Tensor]:
+    """The sum Σ_k Θ_k Δ_k over those who entered it, and u: under `drop` they share the weight of those who did not.
+
+    There is no `remember` here: it would need single updates.
+    """
+    found = hidden.weighted_sum(weights)
+    total = weights[found.clients].sum()
+    return found, found.total / total.to(found.total) if absent == "drop" and bool(total > 0) else found.total
 
 
 def makes_step(present: Tensor, absent: Absent) -> bool:

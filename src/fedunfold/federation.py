@@ -34,6 +34,7 @@ class RoundRequest:
     `outer` asks for the outer loss along the way, with its gradient where `path_gradient` is set (the
     first-order adjoint needs it; the exact one gathers it on the way back). `absent_loss` says whether
     clients that are away still report a loss at w^(t) (`evaluate`, possible in a simulation) or nothing.
+    `keeps_updates` says that the server keeps single updates beyond the round, which not every federation shows.
 
     A client that is asked alone cannot work out what depends on the others: `scales`, its (c_k, factor after
     the loop) of the update, and `class_weights` [C] of the outer loss come with the request then.
@@ -47,19 +48,47 @@ class RoundRequest:
     outer: OuterLoss | None = None
     path_gradient: bool = False
     absent_loss: AbsentLoss = "evaluate"
+    keeps_updates: bool = False
     scales: tuple[float, float] | None = None
     class_weights: Tensor | None = None
+
+
+class HiddenSum(Protocol):
+    """A weighted sum of updates that nobody has seen one by one."""
+
+    @property
+    def total(self) -> Tensor:
+        """Σ_k c_k (w_k − w^(t)), [d], over the clients that entered it."""
+        ...
+
+    @property
+    def clients(self) -> Tensor:
+        """Indices of these: some that were present may have been lost while the sum was made."""
+        ...
+
+    def along(self, vector: Tensor) -> Tensor:
+        """⟨v, w_k − w^(t)⟩ of each of them."""
+        ...
+
+
+class HiddenUpdates(Protocol):
+    """A round's updates where they stay with the clients."""
+
+    def weighted_sum(self, coefficients: Tensor) -> HiddenSum:
+        """Their sum with coefficients c [K]."""
+        ...
 
 
 @dataclass(frozen=True)
 class RoundReport:
     """What comes back. K clients, P of them present, in the order of `keys`.
 
-    `updates[P, d]` are w_k − w^(t). `loss` is F_k summed over the minibatches met, `start_loss` the mean
-    loss on all of client k's data at w^(t), `accuracy` that of w_k on its own training data (a fraction);
-    NaN where a client reported nothing. `gradients[P, d]` are the sums of local gradients. Only what the
-    request named is filled. `outer_gradient[d]` is the sum over clients of Σ_τ ∇ℓ^out_b that belongs
-    directly to λ_t: absent clients' always, present clients' where `path_gradient` was asked for.
+    `updates[P, d]` are w_k − w^(t); they are [0, d] where they stay `hidden` and only sums of them can be had. `loss`
+    is F_k summed over the minibatches met, `start_loss` the mean loss on all of client k's data at w^(t), `accuracy`
+    that of w_k on its own training data (a fraction); NaN where a client reported nothing. `gradients[P, d]` are the
+    sums of local gradients. Only what the request named is filled. `outer_gradient[d]` is the sum over clients of
+    Σ_τ ∇ℓ^out_b that belongs directly to λ_t: absent clients' always, present clients' where `path_gradient` was asked
+    for.
     """
 
     round: int
@@ -74,6 +103,7 @@ class RoundReport:
     gradients: Tensor | None = None
     outer_loss: float = 0.0
     outer_gradient: Tensor | None = None
+    hidden: HiddenUpdates | None = None
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,19 @@ from fedunfold.aggregation import (
     check_absent,
     coefficients,
     contributions,
+    hidden_direction,
     makes_step,
 )
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import AbsentLoss, Evaluation, Federation, RoundReport, RoundRequest, TrainsTogether
+from fedunfold.federation import (
+    AbsentLoss,
+    Evaluation,
+    Federation,
+    HiddenSum,
+    RoundReport,
+    RoundRequest,
+    TrainsTogether,
+)
 from fedunfold.run_state import RunState, fingerprint
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.updates import LocalUpdate, sgd
@@ -57,6 +66,11 @@ class Algorithm:
         """s_t."""
         return self.step_sizes[min(round, len(self.step_sizes) - 1)] if self.step_sizes else 1.0
 
+    def request(self, run: str, round: int, model: Tensor, **more: Any) -> RoundRequest:
+        """What it asks of a federation in a round from w^(t); `more` are the request's other fields."""
+        keeps = self.absent == "remember"
+        return RoundRequest(run, round, model, self.update, absent_loss=self.absent_loss, keeps_updates=keeps, **more)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -73,26 +87,37 @@ class Server:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """One round put together: who entered it, and the direction u (None where no step was made)."""
+    """One round put together: who was there [K], what entered it, and the direction u (None where no step was made).
 
-    contributions: Contributions
+    Where updates are hidden, those who were there are known only now: some may have been lost while they were added.
+    """
+
+    present: Tensor
+    contributions: Contributions | HiddenSum
     direction: Tensor | None
 
 
 def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm) -> tuple[Server, Aggregation]:
     """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
-    entering = contributions(report, algorithm.absent, server.memory)
-    if not makes_step(report.present, algorithm.absent):
-        return server, Aggregation(entering, None)
-    shares = coefficients(weights, report.present, algorithm.absent)
-    direction = entering.direction(algorithm.step_size(report.round) * shares)
+    absent, step_size = algorithm.absent, algorithm.step_size(report.round)
+    entering = contributions(report, absent, server.memory)
+    if not makes_step(report.present, absent):
+        return server, Aggregation(report.present, entering, None)
+    if report.hidden is None:
+        direction = entering.direction(step_size * coefficients(weights, report.present, absent))
+        put_together = Aggregation(report.present, entering, direction)
+    else:
+        found, mean = hidden_direction(report.hidden, weights, absent)
+        direction = step_size * mean
+        present = torch.isin(torch.arange(len(report.keys)), found.clients)
+        put_together = Aggregation(present, found, direction)
     model, moments = algorithm.server.step(server.model, direction, server.moments)
     if not bool(torch.isfinite(model.sum())):
         raise DivergenceError(
             f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "
             f"server (now {algorithm.server.lr}) or of the clients."
         )
-    return Server(model, moments, entering.memory), Aggregation(entering, direction)
+    return Server(model, moments, entering.memory), put_together
 
 
 @dataclass(frozen=True)
@@ -193,8 +218,7 @@ def run_together(
         raise InputError(f"the run has made {states[0].rounds} rounds already, more than the {rounds} asked for.")
     for t in range(states[0].rounds, rounds):
         requests = [
-            RoundRequest(run, t, state.model, algorithm.update, rule.needs, absent_loss=algorithm.absent_loss)
-            for run, state in zip(runs, states, strict=True)
+            algorithm.request(run, t, state.model, needs=rule.needs) for run, state in zip(runs, states, strict=True)
         ]
         if isinstance(federation, TrainsTogether):
             reports = federation.train_together(requests)
@@ -202,10 +226,11 @@ def run_together(
             reports = [federation.train(request) for request in requests]
         for state, report in zip(states, reports, strict=True):
             row, state.rule = rule(report, state.rule)
-            server, _ = aggregate(Server(state.model, state.moments, state.memory), report, row, algorithm)
+            before = Server(state.model, state.moments, state.memory)
+            server, put_together = aggregate(before, report, row, algorithm)
             state.model, state.moments, state.memory = server.model, server.moments, server.memory
             state.weights.append(row)
-            state.present.append(report.present)
+            state.present.append(put_together.present)
             state.evaluations.append(federation.evaluate(state.model))
         if keep is not None:
             keep(states)

@@ -1,5 +1,6 @@
 """Flower without a network: messages go straight to a ClientApp in this process."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
@@ -12,12 +13,13 @@ Spoil = Callable[[Message, int], Message | None]
 
 
 class LocalGrid(Grid):
-    """One node for every node-config; `spoil(reply, node)` may change or lose an answer."""
+    """One node for every node-config, with a state of its own; `spoil(reply, node)` may change or lose an answer."""
 
     def __init__(self, app: ClientApp, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None) -> None:
         self.app, self.nodes, self.spoil = app, nodes, spoil
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
+        self.states: defaultdict[int, RecordDict] = defaultdict(RecordDict)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -26,7 +28,7 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = id = str(uuid4())
             ids.append(id)
             node = message.metadata.dst_node_id
-            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            context = Context(1, node, self.nodes[node], self.states[node], {})
             try:
                 reply: Message | None = self.app(message, context)
             except Exception as error:

@@ -17,7 +17,7 @@ def test_models_gradients_and_weights_are_the_engines(tmp_path: Path, precision:
     program = [sys.executable, "-m", "tests.flower.ray_simulation", str(file), precision]
     subprocess.run(program, cwd=ROOT, check=True, timeout=300, capture_output=True)
     found = json.loads(file.read_text())
-    assert set(found["flower"]) == {"first_order", "exact", "weights", "model"}
+    assert set(found["flower"]) == {"first_order", "exact", "weights", "model", "private gradient", "private model"}
     for name, values in found["flower"].items():
         over_flower, in_process = torch.tensor(values), torch.tensor(found["simulation"][name])
         error = (over_flower - in_process).norm() / in_process.norm()

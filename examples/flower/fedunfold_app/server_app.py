@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     env = fu.environment(str(config["environment"]))
     if config["rounds"]:
         env = env.with_(rounds=int(config["rounds"]))
-    clients = federation(grid, env, timeout=float(config["timeout"]))
+    clients = federation(grid, env, timeout=float(config["timeout"]), private=bool(config["private"]))
     chosen = method(str(config["method"]))
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=int(config["iterations"]))
     folder = Path(str(config["folder"])) if config["folder"] else None

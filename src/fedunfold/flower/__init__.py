@@ -12,11 +12,13 @@ except ModuleNotFoundError as error:
 from fedunfold.flower.assignment import Registration
 from fedunfold.flower.bundled import federation, site_of
 from fedunfold.flower.client import client_app, introduce, reporting
+from fedunfold.flower.private import PrivateFederation
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.flower.strategy import WeightedStrategy
 
 __all__ = [
+    "PrivateFederation",
     "Registration",
     "RemoteFederation",
     "Site",

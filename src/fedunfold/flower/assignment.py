@@ -15,7 +15,8 @@ from fedunfold.losses import OuterName
 from fedunfold.settings import Count, Natural, Settings
 from fedunfold.updates import LocalUpdate
 
-Verb = Literal["register", "train", "backprop", "outer"]
+Verb = Literal["register", "train", "backprop", "outer", "measure", "inner"]
+SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
 
 
@@ -90,7 +91,8 @@ def checked(reply: Reply, expected: Mapping[str, Tensor], numbers: set[str], una
         array = reply.arrays[name]
         if array.shape != like.shape or array.dtype != like.dtype:
             raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not as the model")
-        if not bool(torch.isfinite(array.norm())):  # also where its numbers are too large to be added up
+        # Also where its numbers are too large to be added up.
+        if like.is_floating_point() and not bool(torch.isfinite(array.norm())):
             raise InputError(f"has a NaN, infinite or far too large value in '{name}'")
     if set(reply.metrics) != numbers:
         raise InputError(f"has numbers {_names(reply.metrics)} in place of {_names(numbers)}")
@@ -102,7 +104,8 @@ def checked(reply: Reply, expected: Mapping[str, Tensor], numbers: set[str], una
 
 def possible(name: str, value: float) -> bool:
     """Whether a client can mean it: losses are not negative, an accuracy lies between 0 and 1, all are finite."""
-    return math.isfinite(value) and 0 <= value <= (1 if name == "accuracy" else math.inf)
+    lowest = -math.inf if name == "inner" else 0
+    return math.isfinite(value) and lowest <= value <= (1 if name == "accuracy" else math.inf)
 
 
 def _names(names: Any) -> str:

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.flower.channel import FlowerChannel
+from fedunfold.flower.private import PrivateFederation
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.models import model_factory
@@ -34,15 +35,24 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
 
 
 def federation(
-    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0
+    grid: Grid,
+    env: Environment | str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    timeout: float = 60.0,
+    private: bool = False,
 ) -> RemoteFederation:
-    """An environment's clients behind a grid, tested on the environment's test set."""
+    """An environment's clients behind a grid, tested on the environment's test set.
+
+    With `private` the server sees sums of their vectors only.
+    """
     env = environment(env)
     tester = _tester(env, dtype)
     channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout)
     data = env.load()
     build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
-    return RemoteFederation(channel, env, build, tester.evaluate, dtype=dtype)
+    kind = PrivateFederation if private else RemoteFederation
+    return kind(channel, env, build, tester.evaluate, dtype=dtype)
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedunfold.errors import InputError
-from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, Verb
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, SumStage, Verb
 from fedunfold.flower.messages import MESSAGE_TYPES, assignment_record, read_registration, read_reply
 from fedunfold.flower.remote import Answers
 
@@ -46,9 +46,14 @@ class FlowerChannel:
         return list(self._registered.values())
 
     def ask(self, verb: Verb, messages: Mapping[str, tuple[Assignment, Arrays]]) -> Answers:
+        found = self.exchange(verb, {key: assignment_record(*content) for key, content in messages.items()})
+        return {key: answer if isinstance(answer, str) else _read(answer) for key, answer in found.items()}
+
+    def exchange(self, verb: Verb | SumStage, messages: Mapping[str, RecordDict]) -> Mapping[str, RecordDict | str]:
+        """Carry a record to each of several clients, by key, and bring back theirs, or the reason of an error."""
         self._meet()
         sent = [
-            Message(assignment_record(*content), self._nodes[key], MESSAGE_TYPES[verb])
+            Message(content, self._nodes[key], MESSAGE_TYPES[verb])
             for key, content in messages.items()
             if key in self._nodes
         ]
@@ -56,11 +61,11 @@ class FlowerChannel:
             return {}
         owner = {node: key for key, node in self._nodes.items()}
         waiting = self._push(sent)
-        answers: dict[str, Reply | str] = {}
+        answers: dict[str, RecordDict | str] = {}
         deadline = time.monotonic() + self._timeout
         while waiting and time.monotonic() < deadline:
             for node, reply in self._pull(waiting):
-                answers[owner[node]] = _read(reply)
+                answers[owner[node]] = str(reply.error.reason) if reply.has_error() else reply.content
             time.sleep(POLL if waiting else 0)
         return answers
 
@@ -115,10 +120,8 @@ class FlowerChannel:
         return found
 
 
-def _read(reply: Message) -> Reply | str:
-    if reply.has_error():
-        return str(reply.error.reason)
+def _read(content: RecordDict) -> Reply | str:
     try:
-        return read_reply(reply.content)
+        return read_reply(content)
     except InputError as error:
         return str(error)

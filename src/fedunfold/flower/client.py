@@ -1,4 +1,4 @@
-"""A Flower ClientApp for a site: four verbs, no state."""
+"""A Flower ClientApp for a site: its verbs, and its part in secure sums. Nothing of a round is kept in between."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,10 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
+from fedunfold.errors import InputError
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply
 from fedunfold.flower.messages import read_assignment, registration_record, reply_record
+from fedunfold.flower.secure.taking_part import take_part
 from fedunfold.flower.site import Site
 
 OpenSite = Callable[[Context], Site]
@@ -17,27 +19,45 @@ Evaluate = Callable[[ArrayRecord, Context], tuple[float, float]]
 def client_app(open_site: OpenSite) -> ClientApp:
     """An app that answers for the site that `open_site` finds for a context (its node-config says which).
 
+    Where the node-config or the run's config says private=true it shows no vector of its own, but answers with single
+    numbers and adds to secure sums; so no run can open a node that is to be private.
+
     >>> from fedunfold.flower import client_app, site_of
     >>> app = client_app(lambda context: site_of("digits-label-skew", context))
     """
     app = ClientApp()
 
     introduce(app, lambda context: open_site(context).register())
+    take_part(app, open_site)
 
     def answer(message: Message, verb: Callable[[Assignment, Arrays], Reply]) -> Message:
         return Message(reply_record(verb(*read_assignment(message.content))), reply_to=message)
 
+    def openly(context: Context) -> Site:
+        site = open_site(context)
+        if context.node_config.get("private") or context.run_config.get("private"):
+            raise InputError(f"client '{site.key}' is private and shows no vector of its own; run with private=true.")
+        return site
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).train)
+        return answer(message, openly(context).train)
 
     @app.query("backprop")
     def backprop(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).backprop)
+        return answer(message, openly(context).backprop)
 
     @app.query("outer")
     def outer(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).outer)
+        return answer(message, openly(context).outer)
+
+    @app.query("measure")
+    def measure(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).measure)
+
+    @app.query("inner")
+    def inner(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).inner)
 
     return app
 

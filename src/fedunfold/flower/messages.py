@@ -15,13 +15,19 @@ from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.environments.description import KEY
 from fedunfold.errors import InputError
 from fedunfold.flower.arrays import tensors
-from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, Verb
+from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, SumStage, Verb
 
-MESSAGE_TYPES: dict[Verb, str] = {
+MESSAGE_TYPES: dict[Verb | SumStage, str] = {
     "register": "query.register",
     "train": "train",
     "backprop": "query.backprop",
     "outer": "query.outer",
+    "measure": "query.measure",
+    "inner": "query.inner",
+    "advertise": "query.advertise",
+    "share": "query.share",
+    "mask": "query.mask",
+    "unmask": "query.unmask",
 }
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie

@@ -74,17 +74,8 @@ class RemoteFederation:
         return flat_parameters(seeded(self._model, self.environment.seed, run)).to(self._dtype)
 
     def train(self, request: RoundRequest) -> RoundReport:
-        keys = self._keys
         drawn = self._present(request)
-        there = [key for key, is_there in zip(keys, drawn, strict=True) if is_there]
-        # An absent client that can still be asked tells its loss, as in the simulation.
-        asks_absent = request.absent_loss == "evaluate" and (
-            bool(request.needs & {"loss", "start_loss"}) or self._outer_along_the_way(request)
-        )
-        asked = keys if asks_absent else tuple(there)
-        answers = self._ask("train", request, asked, present=drawn)
-        present = np.array([key in there and key in answers for key in keys])
-        return self._merged(request, present, answers)
+        return self._merged(request, drawn, self._ask("train", request, self._asked(request, drawn), present=drawn))
 
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         there = [key for key, is_there in zip(self._keys, present.tolist(), strict=True) if is_there]
@@ -128,6 +119,28 @@ class RemoteFederation:
         reliability = [client.reliability for client in env.clients]
         return Draw(env.seed, request.run, request.round).present(self._keys, reliability, env.sampled)
 
+    def _asked(self, request: RoundRequest, drawn: np.ndarray) -> tuple[str, ...]:
+        """Those who train; an absent client that can still be asked tells its loss, as in the simulation."""
+        asks_absent = request.absent_loss == "evaluate" and (
+            bool(request.needs & {"loss", "start_loss"}) or self._outer_along_the_way(request)
+        )
+        return tuple(key for key, is_there in zip(self._keys, drawn, strict=True) if is_there or asks_absent)
+
+    def _messages(
+        self,
+        request: RoundRequest,
+        keys: Sequence[str],
+        present: np.ndarray,
+        adjoints: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, tuple[Assignment, Arrays]]:
+        assignments = self._assignments(request, present)
+        shared: dict[str, Tensor] = {"model": request.model}
+        weights = None if request.outer is None else request.outer.class_weights(self._label_counts)
+        if weights is not None:
+            shared["class_weights"] = weights.to(self._dtype)
+        own = {key: {"adjoint": row} for key, row in (adjoints or {}).items()}
+        return {key: (assignments[key], shared | own.get(key, {})) for key in keys}
+
     def _ask(
         self,
         verb: Verb,
@@ -138,12 +151,7 @@ class RemoteFederation:
         adjoints: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Reply]:
         """Ask these clients, and keep the answers that are what was asked for."""
-        assignments = self._assignments(request, present)
-        shared: dict[str, Tensor] = {"model": request.model}
-        weights = None if request.outer is None else request.outer.class_weights(self._label_counts)
-        if weights is not None:
-            shared["class_weights"] = weights.to(self._dtype)
-        messages = {key: (assignments[key], shared | ({"adjoint": adjoints[key]} if adjoints else {})) for key in keys}
+        messages = self._messages(request, keys, present, adjoints)
         answers = self._channel.ask(verb, messages)
         kept = {}
         for key in keys:
@@ -154,7 +162,7 @@ class RemoteFederation:
                 self.faults.add(key, "failed", answer)
             else:
                 try:
-                    kept[key] = checked(answer, *self._expected(verb, request, assignments[key]))
+                    kept[key] = checked(answer, *self._expected(verb, request, messages[key][0]))
                 except InputError as error:
                     self.faults.add(key, "set aside", f"{verb} in round {request.round} {error}")
         return kept
@@ -197,6 +205,8 @@ class RemoteFederation:
             return {"adjoint": vector}, set(), set()
         if verb == "outer":
             return {"gradient": vector}, {"outer_loss"}, set()
+        if verb == "inner":
+            return {}, {"inner"}, set()
         arrays = {}
         if assignment.trains:
             arrays["updates"] = vector
@@ -205,12 +215,14 @@ class RemoteFederation:
         if self._outer_along_the_way(request) and (request.path_gradient or not assignment.trains):
             arrays["outer_gradient"] = vector
         numbers = {"outer_loss", *(need for need in request.needs if need != "gradients")}
-        return arrays, numbers, set() if assignment.trains else {"accuracy"}
+        return {} if verb == "measure" else arrays, numbers, set() if assignment.trains else {"accuracy"}
 
     # --- putting together --------------------------------------------------------------------------------
 
-    def _merged(self, request: RoundRequest, present: np.ndarray, answers: Mapping[str, Reply]) -> RoundReport:
+    def _merged(self, request: RoundRequest, drawn: np.ndarray, answers: Mapping[str, Reply]) -> RoundReport:
+        """The report of a round in which those drawn and heard of were there."""
         keys = self._keys
+        present = np.array([bool(is_there) and key in answers for key, is_there in zip(keys, drawn, strict=True)])
         there = [answers[key] for key, is_there in zip(keys, present, strict=True) if is_there]
         assignments = self._assignments(request, present)
         env = self.environment
@@ -226,7 +238,7 @@ class RemoteFederation:
             return torch.tensor(found, dtype=torch.float64)
 
         def rows(name: str) -> Tensor:
-            found = [answer.arrays[name] for answer in there]
+            found = [answer.arrays[name] for answer in there if name in answer.arrays]
             return torch.stack(found) if found else request.model.new_empty(0, len(request.model))
 
         outer = [answer.arrays["outer_gradient"] for answer in answers.values() if "outer_gradient" in answer.arrays]

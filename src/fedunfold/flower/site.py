@@ -60,6 +60,15 @@ class Site:
         report = federation.outer(request)
         return Reply({"outer_loss": report.loss}, {"gradient": report.gradient})
 
+    def measure(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """A round as in `train`, of which only its numbers are told."""
+        return Reply(self.train(assignment, arrays).metrics, {})
+
+    def inner(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """⟨λ, w_k − w^(t)⟩ of the same round, for λ = `arrays["adjoint"]`."""
+        update = self.train(assignment, arrays).arrays["updates"]
+        return Reply({"inner": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
+
     def _engine(self, assignment: Assignment, arrays: Arrays) -> tuple[SimulatedFederation, RoundRequest]:
         model = _array(arrays, "model").to(self.dtype)
         data = FederatedData((self.key,), self.x, self.y, (0, len(self.y)), self.x[:1], self.y[:1], self.classes)

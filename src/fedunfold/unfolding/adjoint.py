@@ -42,7 +42,6 @@ class _Layer:
     """What the walk back needs of a round."""
 
     request: RoundRequest
-    present: Tensor
     outer_gradient: Tensor | None
     server: Server
     aggregation: Aggregation
@@ -65,15 +64,7 @@ def unfold(
     model: Tensor,
 ) -> Unfolded:
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
-    request = RoundRequest(
-        run,
-        0,
-        model,
-        algorithm.update,
-        outer=outer,
-        path_gradient=adjoint == "first_order",
-        absent_loss=algorithm.absent_loss,
-    )
+    request = algorithm.request(run, 0, model, outer=outer, path_gradient=adjoint == "first_order")
     layers, loss = [], 0.0
     server = Server.start(model, algorithm)
     for t, row in enumerate(theta):
@@ -81,7 +72,7 @@ def unfold(
         report = federation.train(asked)
         loss += report.outer_loss
         after, aggregation = aggregate(server, report, weights_of(row), algorithm)
-        layers.append(_Layer(asked, report.present, report.outer_gradient, server, aggregation))
+        layers.append(_Layer(asked, report.outer_gradient, server, aggregation))
         server = after
     last = federation.outer(replace(request, round=len(theta), model=server.model))
     gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
@@ -103,7 +94,7 @@ def _walk_back(
     owed: dict[int, Tensor] = {}
     for t in reversed(range(len(layers))):
         layer = layers.pop()
-        direction = layer.aggregation.direction
+        present, direction = layer.aggregation.present, layer.aggregation.direction
         if direction is not None:
             adjoint, to_direction, moments = algorithm.server.vjp(
                 layer.server.model, direction, layer.server.moments, adjoint, moments
@@ -111,9 +102,9 @@ def _walk_back(
             entering = layer.aggregation.contributions
             with torch.enable_grad():
                 row = theta[t].detach().requires_grad_()
-                alpha = coefficients(weights_of(row), layer.present, algorithm.absent)
+                alpha = coefficients(weights_of(row), present, algorithm.absent)
             along = torch.zeros_like(row)
-            along[entering.clients] = (entering.updates() @ to_direction).to(row)
+            along[entering.clients] = entering.along(to_direction).to(row)
             step_size = algorithm.step_size(t)
             step_gradient[t] = alpha.detach() @ along
             gradient[t] = torch.autograd.grad(alpha, row, step_size * along)[0]
@@ -121,10 +112,10 @@ def _walk_back(
                 for k, share in zip(entering.clients.tolist(), alpha[entering.clients].tolist(), strict=True):
                     part = step_size * share * to_direction
                     owed[k] = owed[k] + part if k in owed else part
-        there = torch.nonzero(layer.present).flatten().tolist()
+        there = torch.nonzero(present).flatten().tolist()
         if exact and there:
             arriving = torch.stack([owed.pop(k) for k in there])
-            adjoint = adjoint + federation.backprop(layer.request, layer.present, arriving)
+            adjoint = adjoint + federation.backprop(layer.request, present, arriving)
         if layer.outer_gradient is not None:
             adjoint = adjoint + layer.outer_gradient
         if not bool(torch.isfinite(gradient[t]).all()):
