@@ -1,12 +1,13 @@
 # make demo   sets up .venv, then learns weights on the embedded digits, compares, shows table and figures
 # make test   sets up .venv, then lint, types, architecture, tests
-# make bench  sets up .venv, then measures the engine beside others, and writes docs/benchmarks.md
+# make bench  sets up .venv, then measures the engine beside others, and writes docs/benchmarks.md;
+#             after make bench-others also beside FedJAX and pfl-research
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench lint figures clean
+.PHONY: demo test bench bench-others lint figures clean
 .DELETE_ON_ERROR:
 
 # torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
@@ -34,8 +35,21 @@ lint: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2
 
+OTHERS := .venv-others
 bench: $(VENV)/.installed
-	@$(BIN)/fedunfold bench --page docs/benchmarks.md
+	@if [ -e $(OTHERS)/.installed ]; then \
+	  $(BIN)/fedunfold bench --page docs/benchmarks.md \
+	    --other "FedJAX=$(OTHERS)/bin/python benchmarks/fedjax_simulation.py" \
+	    --other "pfl-research=$(OTHERS)/bin/python benchmarks/pfl_simulation.py"; \
+	else $(BIN)/fedunfold bench --page docs/benchmarks.md; fi
+
+bench-others: $(OTHERS)/.installed
+
+$(OTHERS)/.installed: benchmarks/requirements.txt
+	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	@$(OTHERS)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	@$(OTHERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement benchmarks/requirements.txt
+	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) build dist runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

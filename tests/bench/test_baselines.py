@@ -1,13 +1,15 @@
 """Baselines do the same work as the engine, and the page says what was measured."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fedunfold.bench import baselines, measuring, page, work
+from fedunfold.bench import baselines, measuring, page, scaling, work
 from fedunfold.bench.measuring import Bench, Timed
+from fedunfold.errors import InputError
 from fedunfold.losses import OuterLoss
 from fedunfold.models import flat_parameters
 from fedunfold.rounds import Algorithm, run_rounds
@@ -54,8 +56,10 @@ def bench() -> Bench:
     timed = Timed(0.2, 0.1, 0.3)
     outer = dict.fromkeys(("plain run", "first_order", "exact"), timed) | {"unrolled": replace(timed, median=2.0)}
     machine = {"device": "a processor", "cores": 2, "torch": "2", "threads": 2}
+    points = tuple(scaling.Point(scaling.Size(clients=k), k / 10, 2**20 * k, 2**30) for k in (5, 20, 80))
+    grown = scaling.Scaling({"clients": points}, scaling.Point(scaling.LARGE, 4.0, 2**29, 2**31))
     rounds = {"engine": timed, "plain loop": replace(timed, median=0.8)}
-    return Bench(machine, 1e11, rounds, 0.05, {"label-skew": outer}, {"exact": 2**21}, {"import": timed})
+    return Bench(machine, 1e11, rounds, 0.05, {"label-skew": outer}, {"exact": 2**21}, grown, {"import": timed})
 
 
 def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
@@ -64,6 +68,8 @@ def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
         "| plain loop | 800 (100 to 300) | 4.0 |",
         "| floor | 50 | 0.25 |",
         "| unrolled | 2.00 (0.10 to 0.30) | 10.00 |",
+        "| clients | 5 to 80 | 0.50 to 8.00 | 1.00 | 5 to 80 |",
+        "1000 clients of which 50 are there in a round, 100 rounds, 24100 parameters: 4.0 s a step",
     ):
         assert shown in text
     assert json.loads(json.dumps(bench.as_json()))["floor"] == 0.05
@@ -73,3 +79,18 @@ def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(work, "COMPUTATION_SKEW", [(60, 1), (60, 1)])
     monkeypatch.setattr(work, "ROUNDS", 1)
     assert measuring.growth("unrolled") >= 0
+
+
+def test_a_point_of_the_growth_is_measured_in_a_process_of_its_own() -> None:
+    point = json.loads(scaling.said(scaling.Size(clients=3, rounds=2)))
+    assert point["seconds"] > 0
+    assert point["peak"] > point["growth"] >= 0
+
+
+def test_another_simulator_tells_its_seconds_in_the_last_line() -> None:
+    program = "import json, sys; print('loading'); print([json.loads(sys.argv[1])['rounds'] / 4, 1, 3])"
+    timed = measuring.other_simulator("another", f'{sys.executable} -c "{program}"')
+    assert timed == Timed(2.0, 1.0, 3.0)
+    for wrong, why in (("no-such-program", "no-such-program cannot be run"), ("echo nothing", "as a JSON list")):
+        with pytest.raises(InputError, match=why):
+            measuring.other_simulator("another", wrong)

@@ -1,9 +1,8 @@
 """Measuring side by side: every contender once, then all of them again, so that a busy moment hits all alike."""
 
 import json
+import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,17 @@ from typing import Any
 import torch
 
 from fedunfold.bench import baselines, work
+from fedunfold.bench.processes import check_memory_can_be_measured, grown, run_program, run_python
+from fedunfold.bench.scaling import Scaling, scaling
+from fedunfold.bench.work import outer_step, size_theta
 from fedunfold.environments import Environment
-from fedunfold.errors import FedunfoldError, InputError
-from fedunfold.losses import OuterLoss
+from fedunfold.errors import InputError
 from fedunfold.machine import machine
-from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.rounds import run_rounds
 from fedunfold.simulation import SimulatedFederation
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.weighting.size import size
 
-FLOWER_ROUNDS = 8
-STATUS = Path("/proc/self/status")
+FLOWER_ROUNDS = OTHER_ROUNDS = 8
 ENVIRONMENTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "computation-skew": work.COMPUTATION_SKEW,
     "label-skew": work.LABEL_SKEW,
@@ -59,6 +58,7 @@ class Bench:
     floor: float
     outer_step: Mapping[str, Mapping[str, Timed]]
     memory: Mapping[str, int]
+    scaling: Scaling
     start_up: Mapping[str, Timed]
 
     def as_json(self) -> dict[str, Any]:
@@ -68,10 +68,9 @@ class Bench:
 Say = Callable[[str], None]
 
 
-def measure(repeats: int, say: Say = lambda what: None) -> Bench:
-    """The whole bench; `say` hears what is being measured."""
-    if not STATUS.exists():
-        raise InputError(f"the bench measures memory by {STATUS}, which only Linux has.")
+def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = lambda what: None) -> Bench:
+    """The whole bench; `say` hears what is being measured. `others` are commands that do the standard work too."""
+    check_memory_can_be_measured()
     say("rounds")
     env = work.made_up(work.STANDARD)
     federation, rates = SimulatedFederation(env), []
@@ -93,17 +92,22 @@ def measure(repeats: int, say: Say = lambda what: None) -> Bench:
     if find_spec("flwr") is not None:
         say("Flower's simulation")
         rounds["flower simulation"] = _flower()
+    for name, command in (others or {}).items():
+        say(name)
+        rounds[name] = other_simulator(name, command)
     outer = {}
     for name, shares in ENVIRONMENTS.items():
         say(f"outer steps, {name}")
         outer[name] = _outer_steps(work.made_up(shares), repeats)
     say("memory")
     memory = {name: _memory(name) for name in ("first_order", "exact", "unrolled")}
+    say("scale")
+    scaled = scaling()
     say("start-up")
     start_up = side_by_side(
         {
-            "--help": lambda: _python("-m", "fedunfold", "--help"),
-            "import": lambda: _python("-c", "import fedunfold"),
+            "--help": lambda: run_python("-m", "fedunfold", "--help"),
+            "import": lambda: run_python("-c", "import fedunfold"),
         },
         repeats,
     )
@@ -115,6 +119,7 @@ def measure(repeats: int, say: Say = lambda what: None) -> Bench:
         work.operations(work.STANDARD) / best,
         outer,
         memory,
+        scaled,
         {name: Timed.of(seconds) for name, seconds in start_up.items()},
     )
 
@@ -133,62 +138,45 @@ def side_by_side(contenders: Mapping[str, Callable[[], object]], repeats: int) -
 
 def _outer_steps(env: Environment, repeats: int) -> dict[str, Timed]:
     federation = SimulatedFederation(env)
-    theta = _theta(env)
+    theta = size_theta(env)
     contenders: dict[str, Callable[[], object]] = {
         "plain run": lambda: run_rounds(federation, size(), env.rounds),
-        "first_order": lambda: _unfold(federation, theta, "first_order"),
-        "exact": lambda: _unfold(federation, theta, "exact"),
+        "first_order": lambda: outer_step(federation, theta, "first_order"),
+        "exact": lambda: outer_step(federation, theta, "exact"),
         "unrolled": lambda: baselines.unrolled_step(env, theta),
     }
     return {name: Timed.of(seconds) for name, seconds in side_by_side(contenders, repeats).items()}
 
 
-def _unfold(federation: SimulatedFederation, theta: torch.Tensor, adjoint: AdjointKind) -> None:
-    start = federation.initial_model("learn-0")
-    unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start)
-
-
-def _theta(env: Environment) -> torch.Tensor:
-    sizes = torch.tensor(env.load().sizes, dtype=torch.float64)
-    return (sizes / sizes.sum()).sqrt().expand(env.rounds, -1).clone()
-
-
 def _memory(contender: str) -> int:
     """The growth of a process of its own by one outer step on the computation-skewed federation."""
     program = f"from fedunfold.bench.measuring import growth; print(growth({contender!r}))"
-    return int(_python("-c", program))
+    return int(run_python("-c", program))
 
 
 def growth(contender: str) -> int:
     """Bytes by which this process' largest size grows while it makes an outer step."""
     env = work.made_up(work.COMPUTATION_SKEW)
-    federation, theta = SimulatedFederation(env), _theta(env)
+    federation, theta = SimulatedFederation(env), size_theta(env)
     small = work.made_up([(100, 1)] * 2, rounds=1)
-    baselines.unrolled_step(small, _theta(small))  # loads what torch loads at first use
-    before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size so far is now the present one
+    baselines.unrolled_step(small, size_theta(small))  # loads what torch loads at first use
     if contender == "unrolled":
-        baselines.unrolled_step(env, theta)
-    else:
-        _unfold(federation, theta, "exact" if contender == "exact" else "first_order")
-    return _resident("VmHWM") - before
-
-
-def _resident(field: str) -> int:
-    """Bytes of this process in memory: at present (VmRSS), or at most (VmHWM)."""
-    lines = STATUS.read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+        return grown(lambda: baselines.unrolled_step(env, theta))
+    return grown(lambda: outer_step(federation, theta, "exact" if contender == "exact" else "first_order"))
 
 
 def _flower() -> Timed:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "seconds.json")
-        _python("-m", "fedunfold.bench.flower_simulation", str(FLOWER_ROUNDS), str(file))
+        run_python("-m", "fedunfold.bench.flower_simulation", str(FLOWER_ROUNDS), str(file))
         return Timed.of(json.loads(file.read_text(encoding="utf-8")))
 
 
-def _python(*arguments: str) -> str:
-    ended = subprocess.run([sys.executable, *arguments], check=False, capture_output=True, text=True)
-    if ended.returncode:
-        raise FedunfoldError(f"a program of the bench failed: {ended.stderr.strip()[-2000:]}")
-    return ended.stdout
+def other_simulator(name: str, command: str) -> Timed:
+    """The seconds of its rounds that a command prints as the last line."""
+    said = run_program([*shlex.split(command), work.described(work.STANDARD, OTHER_ROUNDS)]).strip().splitlines()
+    try:
+        seconds = [float(second) for second in json.loads(said[-1])]
+        return Timed.of(seconds)
+    except (IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{name} must print the seconds of its rounds as a JSON list, in the last line.") from error

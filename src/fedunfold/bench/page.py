@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from fedunfold.bench.measuring import Bench, Timed
+from fedunfold.bench.scaling import Scaling
 
 
 def page(bench: Bench) -> str:
@@ -15,8 +16,8 @@ def page(bench: Bench) -> str:
         f"{machine['threads']} threads; a large product runs at {bench.multiplication_rate / 1e9:.0f} GFLOP/s.\n",
         "## A round of FedAvg\n",
         "Five clients of 1713 samples, two epochs in minibatches of 50, an MLP 784-128-128-10, the server's step and a "
-        "test of 1000 images included. The floor is what the matrix products alone take at the rate above; Flower's "
-        "simulation runs in processes of its own, after the others.\n",
+        "test of 1000 images included. The floor is what the matrix products alone take at the rate above; "
+        "simulators run in processes of their own, after the others.\n",
         _table(
             ("", "ms a round (least to most)", "times our engine's"),
             (
@@ -35,9 +36,34 @@ def page(bench: Bench) -> str:
         parts += [f"### {name}\n", _table(("", "s (least to most)", "times a plain run"), rows)]
     memory = [(name, f"{held / 2**20:.0f}") for name, held in bench.memory.items()]
     parts += ["### Memory of one step, computation-skew\n", _table(("", "MiB"), memory)]
+    parts += _scaling(bench.scaling)
     starts = [(name, f"{timed.median:.2f}") for name, timed in bench.start_up.items()]
     parts += ["## Start-up\n", _table(("", "s"), starts)]
     return "\n".join(parts)
+
+
+def _scaling(scaling: Scaling) -> list[str]:
+    """How the cost grows, and the large federation."""
+    rows = [
+        (
+            axis,
+            f"{scaling.along(axis)[0]} to {scaling.along(axis)[-1]}",
+            f"{points[0].seconds:.2f} to {points[-1].seconds:.2f}",
+            f"{scaling.slope(axis):.2f}",
+            f"{points[0].growth / 2**20:.0f} to {points[-1].growth / 2**20:.0f}",
+        )
+        for axis, points in scaling.axes.items()
+    ]
+    size, large = scaling.large.size, scaling.large
+    return [
+        "## Growth\n",
+        "One first-order step of the learning on federations of a linear head, each in a process of its own with one "
+        "thread, one thing larger at a time. The slope is fitted on logarithmic axes: 1 where "
+        "twice as much takes twice as long.\n",
+        _table(("", "range", "s", "slope", "MiB the step adds"), rows),
+        f"{size.clients} clients of which {size.sampled} are there in a round, {size.rounds} rounds, {size.parameters} "
+        f"parameters: {large.seconds:.1f} s a step, and a process of {large.peak / 2**30:.2f} GiB at most.\n",
+    ]
 
 
 def _ms(timed: Timed) -> str:

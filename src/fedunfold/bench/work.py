@@ -1,17 +1,23 @@
 """The work that is measured. Its data are made up: how long a step takes does not depend on what it learns."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedunfold.environments import Environment
 from fedunfold.environments.description import ModelSpec
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
 
 FEATURES, HIDDEN, CLASSES, BATCH_SIZE, LR = 784, (128, 128), 10, 50, 0.01
-ROUNDS = 10
+ROUNDS, TEST = 10, 1000
 STANDARD = [(1713, 2)] * 5
 """(samples, epochs) of five equal clients."""
 COMPUTATION_SKEW = [(1713, 2), (1713, 1), (1713, 1), (1713, 1), (1716, 1)]
@@ -29,7 +35,7 @@ def made_up(shares: Sequence[tuple[int, int]], rounds: int = ROUNDS) -> Environm
 
     return Environment.from_arrays(
         {f"client-{k}": images(samples) for k, (samples, _) in enumerate(shares)},
-        images(1000),
+        images(TEST),
         rounds=rounds,
         batch_size=BATCH_SIZE,
         lr=LR,
@@ -38,6 +44,24 @@ def made_up(shares: Sequence[tuple[int, int]], rounds: int = ROUNDS) -> Environm
         classes=CLASSES,
         name="made-up",
     )
+
+
+def size_theta(env: Environment) -> Tensor:
+    """θ of weights by size, in every round."""
+    sizes = torch.tensor(env.load().sizes, dtype=torch.float64)
+    return (sizes / sizes.sum()).sqrt().expand(env.rounds, -1).clone()
+
+
+def outer_step(federation: SimulatedFederation, theta: Tensor, adjoint: AdjointKind) -> None:
+    """One step of the learning, as `learn` makes it."""
+    start = federation.initial_model("learn-0")
+    unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start)
+
+
+def described(shares: Sequence[tuple[int, int]], rounds: int) -> str:
+    """The work as JSON, for programs that know nothing of ours."""
+    parts = {"features": FEATURES, "hidden": HIDDEN, "classes": CLASSES, "batch_size": BATCH_SIZE, "lr": LR}
+    return json.dumps(parts | {"clients": shares, "test": TEST, "rounds": rounds})
 
 
 def operations(shares: Sequence[tuple[int, int]]) -> float:

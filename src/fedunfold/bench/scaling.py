@@ -1,0 +1,121 @@
+"""How the cost of a learning grows with clients, rounds, local steps and parameters: seconds and memory of one step.
+
+Every point is measured in a process of its own, with one thread. The federation is a linear head over made-up
+features; one thing at a time is made larger.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedunfold.bench.processes import grown, resident, run_python
+from fedunfold.bench.work import outer_step, size_theta
+from fedunfold.environments import Environment
+from fedunfold.simulation import SimulatedFederation
+
+SAMPLES, BATCH_SIZE, CLASSES = 60, 20, 100
+
+
+@dataclass(frozen=True)
+class Size:
+    """A federation: clients (`sampled` of them in a round, or all), rounds, epochs, features."""
+
+    clients: int = 10
+    rounds: int = 10
+    epochs: int = 1
+    features: int = 240
+    sampled: int | None = None
+
+    @property
+    def parameters(self) -> int:
+        return CLASSES * (self.features + 1)
+
+    @property
+    def local_steps(self) -> int:
+        return self.epochs * -(-SAMPLES // BATCH_SIZE)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one outer step took: seconds, the growth of the process by it, and the process at its largest, in bytes."""
+
+    size: Size
+    seconds: float
+    growth: int
+    peak: int
+
+
+AXES: Mapping[str, tuple[str, tuple[Size, ...]]] = {
+    "clients": ("clients", tuple(Size(clients=k) for k in (5, 20, 100, 300, 1000))),
+    "rounds": ("rounds", tuple(Size(rounds=t) for t in (10, 25, 50, 100, 200))),
+    "local steps": ("local_steps", tuple(Size(epochs=e) for e in (2, 8, 32, 64))),
+    "parameters": ("parameters", tuple(Size(clients=100, features=f) for f in (60, 240, 960, 3840))),
+}
+LARGE = Size(clients=1000, rounds=100, sampled=50)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The points along every axis, and one large federation of which few clients are there in a round."""
+
+    axes: Mapping[str, tuple[Point, ...]]
+    large: Point
+
+    def along(self, axis: str) -> list[int]:
+        """The values of what is varied."""
+        return [getattr(point.size, AXES[axis][0]) for point in self.axes[axis]]
+
+    def slope(self, axis: str, of: str = "seconds") -> float:
+        """Fitted on logarithmic axes: 1 where twice as much takes twice as long."""
+        values = [getattr(point, of) for point in self.axes[axis]]
+        return float(np.polyfit(np.log(self.along(axis)), np.log(values), 1)[0])
+
+
+def scaling() -> Scaling:
+    """All of it; a few minutes."""
+    axes = {axis: tuple(_measured(size) for size in sizes) for axis, (_, sizes) in AXES.items()}
+    return Scaling(axes, _measured(LARGE))
+
+
+def _measured(size: Size) -> Point:
+    program = f"from fedunfold.bench.scaling import Size, said; print(said({size!r}))"
+    return Point(size, **json.loads(run_python("-c", program)))
+
+
+def said(size: Size) -> str:
+    """A point measured in this process, as JSON."""
+    torch.set_num_threads(1)  # how many threads a step is worth would bend the curve
+    small = replace(size, clients=2, rounds=1, epochs=1, sampled=None)
+    _step(_federation(small))  # loads what torch loads at first use
+    federation = _federation(size)
+    began = time.perf_counter()
+    growth = grown(lambda: _step(federation))
+    return json.dumps({"seconds": time.perf_counter() - began, "growth": growth, "peak": resident("VmHWM")})
+
+
+def _step(federation: SimulatedFederation) -> None:
+    outer_step(federation, size_theta(federation.environment), "first_order")
+
+
+def _federation(size: Size) -> SimulatedFederation:
+    draw = np.random.default_rng(0)
+
+    def rows(n: int) -> tuple[np.ndarray, np.ndarray]:
+        return draw.random((n, size.features), dtype=np.float32), draw.integers(0, CLASSES, n)
+
+    env = Environment.from_arrays(
+        {f"client-{k}": rows(SAMPLES) for k in range(size.clients)},
+        rows(100),
+        rounds=size.rounds,
+        batch_size=BATCH_SIZE,
+        lr=0.01,
+        epochs=size.epochs,
+        classes=CLASSES,
+        sampled=size.sampled,
+        name="made-up",
+    )
+    return SimulatedFederation(env)
