@@ -89,6 +89,9 @@ class RoundReport:
     sums of local gradients. Only what the request named is filled. `outer_gradient[d]` is the sum over clients of
     Σ_τ ∇ℓ^out_b that belongs directly to λ_t: absent clients' always, present clients' where `path_gradient` was asked
     for.
+
+    The last `statistics` numbers of a model are running statistics of its layers: they are averaged with Θ as they
+    are, and have no gradient.
     """
 
     round: int
@@ -104,6 +107,7 @@ class RoundReport:
     outer_loss: float = 0.0
     outer_gradient: Tensor | None = None
     hidden: HiddenUpdates | None = None
+    statistics: int = 0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,30 @@ def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:
         return build()
 
 
-def flat_parameters(module: nn.Module) -> Tensor:
-    """What is trained of a module, as one vector [d]."""
-    return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
+def trainable(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Running means and variances of normalisation layers, by name: no gradient moves them, training does."""
+    found: dict[str, Tensor] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+            where = f"{name}." if name else ""
+            found |= {f"{where}{part}": getattr(layer, part) for part in ("running_mean", "running_var")}
+    return found
+
+
+def flat_model(module: nn.Module) -> Tensor:
+    """What clients change of a module, as one vector [d]: parameters, and after them running statistics."""
+    parts = [*trainable(module).values(), *statistics(module).values()]
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
+@torch.no_grad()
+def set_flat_model(module: nn.Module, model: Tensor) -> None:
+    """Put a vector [d] back into a module."""
+    parts = [*trainable(module).values(), *statistics(module).values()]
+    for part, values in zip(parts, torch.split(model, [part.numel() for part in parts]), strict=True):
+        part.copy_(values.view(part.shape))

@@ -112,6 +112,10 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
         present = torch.isin(torch.arange(len(report.keys)), found.clients)
         put_together = Aggregation(present, found, direction)
     model, moments = algorithm.server.step(server.model, direction, server.moments)
+    if report.statistics and step_size > 0:
+        # Running statistics are averaged: no server optimiser, no step size.
+        mean = server.model + direction / step_size
+        model = torch.cat([model[: -report.statistics], mean[-report.statistics :]])
     if not bool(torch.isfinite(model.sum())):
         raise DivergenceError(
             f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "

@@ -11,7 +11,7 @@ from fedunfold.bench import baselines, measuring, page, scaling, work
 from fedunfold.bench.measuring import Bench, Timed
 from fedunfold.errors import InputError
 from fedunfold.losses import OuterLoss
-from fedunfold.models import flat_parameters
+from fedunfold.models import flat_model
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding.adjoint import unfold
@@ -22,7 +22,7 @@ SHARES = [(70, 2), (55, 1), (120, 1)]
 
 def test_the_plain_loop_trains_the_engines_model() -> None:
     env = work.made_up(SHARES, rounds=3)
-    found = flat_parameters(baselines.plain_loop(env))
+    found = flat_model(baselines.plain_loop(env))
     expected = run_rounds(SimulatedFederation(env), size(), env.rounds).model
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedunfold.environments import Environment
 from fedunfold.errors import InputError
@@ -15,6 +15,7 @@ from fedunfold.flower.remote import Answers, RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.server import adam
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
@@ -167,3 +168,23 @@ def test_everybody_must_have_registered() -> None:
     env, fewer = tiny(), tiny({"a": 7, "b": 4})
     with pytest.raises(InputError, match="client 'c' has not registered"):
         RemoteFederation(Hands(fewer), env, mlp(env), SimulatedFederation(env).evaluate)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_running_statistics_and_dropout_travel(adjoint: AdjointKind) -> None:
+    """Models whose training moves statistics and draws at random, asked one by one."""
+    env = tiny({"a": 8, "b": 6, "c": 12}, batch_size=4, reliability=0.6, seed=3)
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.3), nn.Linear(4, 3))
+
+    here = simulated(env, build)
+    hands = Hands(env)
+    hands.sites = {key: replace(site, model=build) for key, site in hands.sites.items()}
+    there = RemoteFederation(hands, env, build, here.evaluate, dtype=torch.float64)
+    algorithm = Algorithm(nova(), adam(0.05), absent="remember", step_sizes=(0.5, 1.5))
+    one, other = (run_rounds(federation, size(), 3, algorithm=algorithm).model for federation in (here, there))
+    torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
+    learning = Learning(iterations=2, adjoint=adjoint, outer="balanced")
+    mine, theirs = (learn(federation, 3, learning=learning) for federation in (here, there))
+    torch.testing.assert_close(theirs.weights, mine.weights, rtol=1e-9, atol=1e-12)

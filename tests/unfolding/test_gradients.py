@@ -128,6 +128,31 @@ def test_convolution(adjoint: AdjointKind, update: str, absent: str) -> None:
         assert relative_error(env, small_convolution, algorithm, outer, adjoint) <= TOLERANCE, outer
 
 
+def normalised_with_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.BatchNorm2d(2),
+        nn.Tanh(),
+        nn.Dropout2d(0.3),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(2 * 2 * 2, 3),
+    )
+
+
+@pytest.mark.parametrize("server", [plain(), adam(0.05)], ids=["plain", "adam"])
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_running_statistics_and_dropout(adjoint: AdjointKind, update: str, absent: str, server: object) -> None:
+    """Statistics are averaged with Θ and have no gradient; dropout is the same when a round is met again."""
+    env = federation_of((1, 4, 4), "some")
+    algorithm = Algorithm(UPDATES[update], server, absent)  # type: ignore[arg-type]
+    for outer in ("path", "balanced", "final"):
+        assert relative_error(env, normalised_with_dropout, algorithm, outer, adjoint) <= TOLERANCE, outer
+
+
 @pytest.mark.parametrize("update", UPDATES)
 def test_checkpoints_inside_a_round_change_nothing(update: str) -> None:
     env = federation_of((5,), "all")

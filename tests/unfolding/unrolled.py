@@ -1,6 +1,6 @@
 """The unfolded run written out in plain PyTorch, as one autograd graph over all rounds and local steps.
 
-Slow and simple on purpose: it shares with the package only the draws of minibatches and presence, and is what
+Slow and simple on purpose: it shares with the package only the draws of minibatches, presence and dropout, and is what
 every gradient is checked against.
 """
 
@@ -11,7 +11,9 @@ from torch.func import functional_call
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
+from fedunfold.models import statistics
 from fedunfold.rounds import Algorithm
+from fedunfold.simulation.dropout import seed_dropout
 from fedunfold.simulation.schedule import Draw
 
 
@@ -21,23 +23,28 @@ class Unrolled:
     def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
         self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
         self.data: FederatedData = env.load()
-        self.module = module.double()
-        self.names = [name for name, _ in module.named_parameters()]
-        self.shapes = [p.shape for p in module.parameters()]
+        self.module, self.generator = module.double(), torch.Generator()
+        seed_dropout(self.module, self.generator)
+        self.names, self.running = [name for name, _ in module.named_parameters()], list(statistics(module))
+        self.shapes = [p.shape for p in (*module.parameters(), *statistics(module).values())]
+        self.trained = sum(p.numel() for p in module.parameters())
         counts = self.data.label_counts.sum(0).double()
         self.class_weights = counts.sum() / (len(counts) * counts)
 
-    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+    def logits(self, w: Tensor, x: Tensor, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        """In training, which has a seed, or not; and the running statistics afterwards, which have no gradient."""
+        w = torch.cat([w[: self.trained], w[self.trained :].detach()])
         pieces = torch.split(w, [shape.numel() for shape in self.shapes])
-        values = {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+        values = {n: p.view(s) for n, p, s in zip(self.names + self.running, pieces, self.shapes, strict=True)}
+        values |= {name: values[name].detach().clone() for name in self.running}
+        self.module.train(seed is not None)
+        if seed is not None:
+            self.generator.manual_seed(seed)
         out: Tensor = functional_call(self.module, values, (x,))
-        return out
+        return out, torch.cat([w.new_empty(0), *(values[name].flatten() for name in self.running)])
 
-    def local_loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.logits(w, x), y)
-
-    def outer_loss(self, w: Tensor, x: Tensor, y: Tensor, epochs: int) -> Tensor:
-        z = self.logits(w, x)
+    def outer_loss(self, w: Tensor, x: Tensor, y: Tensor, epochs: int, seed: int | None = None) -> Tensor:
+        z, _ = self.logits(w, x, seed)
         if self.outer == "path":
             return nn.functional.cross_entropy(z, y)
         if self.outer == "mse":
@@ -70,16 +77,22 @@ class Unrolled:
         scale = tau_eff / norms[k]
         c = scale if update.normalise_steps else 1.0
         wk, loss = w, torch.zeros((), dtype=torch.float64)
-        for x, y in self.batches(run, t, k):
+        for step, (x, y) in enumerate(self.batches(run, t, k)):
+            seed = Draw(self.env.seed, run, t).noise(self.data.keys[k], step)
             if not self.outer.startswith("final"):
-                loss = loss + self.outer_loss(wk, x, y, self.env.epochs(k, t))
+                loss = loss + self.outer_loss(wk, x, y, self.env.epochs(k, t), seed)
             with torch.enable_grad():
                 point = wk if wk.requires_grad else wk.detach().requires_grad_()
-                gradient = torch.autograd.grad(self.local_loss(point, x, y), point, create_graph=True)[0]
+                z, moved = self.logits(point, x, seed)
+                gradient = torch.autograd.grad(nn.functional.cross_entropy(z, y), point, create_graph=True)[0]
             if self.first_order:
                 gradient = gradient.detach()
-            wk = wk - lr * c * (gradient + update.mu * (wk - w))
-        return (w + scale * (wk - w) if update.accumulate else wk), loss
+            wk = self.trained_part(wk - lr * c * (gradient + update.mu * (wk - w)), moved)
+        return (self.trained_part(w + scale * (wk - w), wk[self.trained :]) if update.accumulate else wk), loss
+
+    def trained_part(self, w: Tensor, running: Tensor) -> Tensor:
+        """What is trained of w, with other running statistics."""
+        return torch.cat([w[: self.trained], running.detach()])
 
     def __call__(self, theta: Tensor, step_sizes: Tensor, w: Tensor, run: str) -> Tensor:
         w = w.clone().requires_grad_()
@@ -112,7 +125,9 @@ class Unrolled:
             u = torch.zeros_like(w)
             for k, delta in deltas.items():
                 u = u + squares[k] / norm * delta
+            mean = (w + u)[self.trained :]
             w, m, v = self.server(w, step_sizes[t] * u, m, v)
+            w = self.trained_part(w, mean)
         for k in clients:
             for x, y in self.batches(run, len(theta), k):
                 total = total + self.outer_loss(w, x, y, self.env.epochs(k, len(theta)))

@@ -18,7 +18,7 @@ from fedunfold.errors import InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, UpdateRule, Verb, checked
 from fedunfold.flower.faults import Faults
-from fedunfold.models import ModelFactory, flat_parameters, seeded
+from fedunfold.models import ModelFactory, flat_model, seeded, statistics
 from fedunfold.simulation.schedule import Draw, Share
 
 log = logging.getLogger("fedunfold")
@@ -58,6 +58,7 @@ class RemoteFederation:
         self.environment = environment
         self.faults = Faults()
         self._channel, self._model, self._evaluate, self._dtype = channel, model, evaluate, dtype
+        self._statistics = sum(part.numel() for part in statistics(seeded(model, environment.seed, "shape")).values())
         self._clients = self._register()
         self._sizes = np.array([client.samples for client in self._clients], dtype=np.float64)
         self._label_counts = torch.tensor([client.label_counts for client in self._clients])
@@ -71,7 +72,7 @@ class RemoteFederation:
         return self.environment.lr
 
     def initial_model(self, run: str) -> Tensor:
-        return flat_parameters(seeded(self._model, self.environment.seed, run)).to(self._dtype)
+        return flat_model(seeded(self._model, self.environment.seed, run)).to(self._dtype)
 
     def train(self, request: RoundRequest) -> RoundReport:
         drawn = self._present(request)
@@ -255,6 +256,7 @@ class RemoteFederation:
             gradients=rows("gradients") if "gradients" in request.needs else None,
             outer_loss=sum(answer.metrics["outer_loss"] for answer in answers.values()),
             outer_gradient=_sum(outer, request.model) if outer else None,
+            statistics=self._statistics,
         )
 
 

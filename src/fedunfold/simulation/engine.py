@@ -13,11 +13,11 @@ from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
-from fedunfold.models import ModelFactory, flat_parameters, model_factory, seeded
+from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.any_module import AnyModule
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
-from fedunfold.simulation.kernel import Kernel, check_trainable, unflatten
+from fedunfold.simulation.kernel import Kernel, check_trainable
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Findings, Launched, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
@@ -97,7 +97,7 @@ class SimulatedFederation:
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
     def initial_model(self, run: str) -> Tensor:
-        return flat_parameters(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
+        return flat_model(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
 
     def train(self, request: RoundRequest) -> RoundReport:
         return self.train_together([request])[0]
@@ -140,6 +140,7 @@ class SimulatedFederation:
             gradients=found.gradients if "gradients" in needs else None,
             outer_loss=found.outer_loss,
             outer_gradient=sum(found.outer_gradients[1:], found.outer_gradients[0]) if found.outer_gradients else None,
+            statistics=self._statistics,
         )
 
     @_few_threads
@@ -159,10 +160,7 @@ class SimulatedFederation:
     def module(self, model: Tensor) -> nn.Module:
         """The classifier with the parameters w [d] in it, on the CPU."""
         module = seeded(self._build, self.environment.seed, "shape")
-        trainable = [p for p in module.parameters() if p.requires_grad]
-        with torch.no_grad():
-            for p, values in zip(trainable, unflatten(model[None].cpu(), self._kernel.shapes), strict=True):
-                p.copy_(values[0])
+        set_flat_model(module, model.cpu())
         return module
 
     @_few_threads
@@ -237,6 +235,11 @@ class SimulatedFederation:
         return not adds_gradients and can_walk(stack, self._rows_at_most, self._x, request.update, request.outer)
 
     @property
+    def _statistics(self) -> int:
+        """How many numbers at the end of a model are running statistics."""
+        return sum(shape.numel() for shape in self._kernel.statistics)
+
+    @property
     def _rows_at_most(self) -> int:
         """Of a minibatch of any client."""
         return min(self.environment.batch_size, max(self.data.sizes))
@@ -263,6 +266,9 @@ class SimulatedFederation:
         walked = launched.models[lanes] - request.model
         self._refuse_divergence(walked, tally.loss, round)
         found.updates = walked * self._column(round.after[there])
+        if statistics := self._statistics:
+            found.updates[:, -statistics:] = walked[:, -statistics:]
+            walked[:, -statistics:] = 0  # what follows is about gradients
         found.loss[there] = tally.loss.cpu().double().numpy()
         found.outer_loss += float(tally.outer_loss.double().sum())
         if "accuracy" in request.needs:
@@ -367,7 +373,14 @@ class SimulatedFederation:
     def _choose_kernel(self) -> Kernel:
         module = seeded(self._build, self.environment.seed, "shape").to(self._device, self._dtype)
         check_trainable(module, self._x[:64], self.data.classes)
-        kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module)
+        kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module, self._x[:64])
+        batch_size = self.environment.batch_size
+        for key, size in zip(self.data.keys, self.data.sizes, strict=True):
+            if (size % batch_size or batch_size) < kernel.fewest_rows:
+                raise InputError(
+                    f"client '{key}': its last minibatch is a single row, on which the model's normalisation cannot be "
+                    f"trained; choose another batch size than {batch_size}."
+                )
         return kernel
 
     def _rows(self, clients: np.ndarray) -> Tensor | slice:

@@ -46,7 +46,7 @@ class FixedModel:
         return total, flatten(gradient)[0]
 
     def _parameters(self) -> Parameters:
-        return unflatten(self.model[None], self.kernel.shapes)
+        return unflatten(self.model[None], self.kernel.shapes + self.kernel.statistics)
 
 
 def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:

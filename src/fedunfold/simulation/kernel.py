@@ -20,17 +20,29 @@ Pullback = Callable[[Tensor, Parameters], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch for every lane: x [L, B, …], y [L, B]; rows from counts[l] on are padding."""
+    """One minibatch for every lane: x [L, B, …], y [L, B]; rows from counts[l] on are padding.
+
+    In training every lane has a seed for what the model draws itself; without seeds the model only reads.
+    """
 
     x: Tensor
     y: Tensor
     counts: Sequence[int]
+    seeds: Sequence[int] | None = None
 
 
 class Kernel(Protocol):
-    """Gradients and Hessian-vector products of many lanes of one model."""
+    """Gradients and Hessian-vector products of many lanes of one model.
+
+    Lists of parameters may go on after those of `shapes` with running statistics, of shapes `statistics`: training
+    moves them in `linearize`, and they have no gradient. `takes_seeds` says whether training needs seeds, and
+    `fewest_rows` how small its minibatches may be.
+    """
 
     shapes: tuple[torch.Size, ...]
+    statistics: tuple[torch.Size, ...]
+    takes_seeds: bool
+    fewest_rows: int
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Logits [L, B, C] alone."""
@@ -75,16 +87,10 @@ def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
 
 
 def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse what a stateless, deterministic replay of a client cannot carry, trying the model on real rows x."""
+    """Refuse what is no classifier of rows such as x."""
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError("the model has no parameters to train.")
-    for name, layer in module.named_modules():
-        where = f"layer '{name}' ({type(layer).__name__})"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise InputError(f"{where} uses statistics of a minibatch; take GroupNorm or LayerNorm.")
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise InputError(f"{where} draws at random in every step; set its p to 0 or remove it.")
-    buffers = [buffer.clone() for buffer in module.buffers()]
+    module.eval()
     try:
         with torch.no_grad():
             first, second = module(x), module(x)
@@ -97,6 +103,4 @@ def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
             f"the model gives {given} for {len(x)} rows, where logits of shape {[len(x), classes]} are needed."
         )
     if not torch.equal(first, second):
-        raise InputError("the model gives other logits for the same rows each time; turn off dropout and the like.")
-    if not all(torch.equal(old, new) for old, new in zip(buffers, module.buffers(), strict=True)):
-        raise InputError("the model changes its buffers when it is run; running statistics cannot be kept here.")
+        raise InputError("the model gives other logits for the same rows each time, even when it is not trained.")

@@ -29,6 +29,10 @@ Layer = tuple[Tensor, Tensor | None]
 class LinearStack:
     """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases."""
 
+    statistics: tuple[torch.Size, ...] = ()
+    takes_seeds = False
+    fewest_rows = 1
+
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self.biased = [layer.bias is not None for layer in layers]

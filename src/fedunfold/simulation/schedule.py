@@ -27,6 +27,10 @@ class Draw:
         stream = randomness.generator(self.seed, "minibatches", self.run, self.round, key, epoch)
         return stream.permutation(size)
 
+    def noise(self, key: str, step: int) -> int:
+        """A seed for what a model draws itself in a step of client `key`, such as dropout."""
+        return randomness.integer(self.seed, "dropout", self.run, self.round, key, step)
+
     def present(self, keys: Sequence[str], reliability: Sequence[float], sampled: int | None) -> np.ndarray:
         """Client k is there with probability p_k, if it is among the `sampled` ones (uniform, without
         replacement)."""
@@ -63,20 +67,22 @@ class Plan:
     """Minibatches of several clients side by side, clients with more steps first.
 
     `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real; `order[l]` is the client in
-    lane l, and the first `active[τ]` lanes still train at step τ.
+    lane l, and the first `active[τ]` lanes still train at step τ. `draws[l]` are that lane's draw and client key.
     """
 
     order: tuple[int, ...]
     active: tuple[int, ...]
     rows: np.ndarray
     counts: np.ndarray
+    draws: tuple[tuple[Draw, str], ...]
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
         """The plan where a walk needs it."""
         counts = torch.from_numpy(self.counts).to(device)[..., None]
         real = torch.arange(self.rows.shape[2], device=device) < counts
         means = real.to(dtype) / counts.clamp(min=1)
-        return Schedule(self.order, self.active, torch.from_numpy(self.rows).to(device), self.counts, means)
+        rows = torch.from_numpy(self.rows).to(device)
+        return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,12 @@ class Schedule:
     active: tuple[int, ...]
     rows: Tensor
     counts: np.ndarray
+    draws: tuple[tuple[Draw, str], ...]
     means: Tensor
+
+    def seeds(self, step: int) -> list[int]:
+        """For what the models of the lanes that still train draw themselves in a step."""
+        return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
 
 
 def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
@@ -107,7 +118,8 @@ def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Pl
             padded[: share.size] += draw.permutation(share.key, epoch, share.size)
             rows[steps, lane] = padded.reshape(per_epoch, width)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
-    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts)
+    draws = tuple((walks[index][0], walks[index][1].key) for index in order)
+    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
 def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:

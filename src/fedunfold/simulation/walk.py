@@ -82,10 +82,10 @@ class Walk:
 
     def forward(self, start: Tensor, tally: Tally) -> Tensor:
         """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and gradients."""
-        parameters = unflatten(start, self.kernel.shapes)
+        shapes, own, outer = self._shapes, tally.gradients, tally.outer_gradients
+        parameters = unflatten(start, shapes)
         anchor = [p.clone() for p in parameters] if self.update.mu else None
         buffers = [torch.zeros_like(p) for p in parameters] if self.update.momentum else None
-        shapes, own, outer = self.kernel.shapes, tally.gradients, tally.outer_gradients
         sums = _Sums(
             tally.loss,
             tally.outer_loss,
@@ -100,7 +100,7 @@ class Walk:
         """dL/dw^(t) through every lane, given dL/dw_k."""
         total = len(self.schedule.active)
         length = total if total * adjoint.nbytes <= self.memory_budget else math.isqrt(total - 1) + 1
-        anchor, pulled = unflatten(start, self.kernel.shapes), unflatten(adjoint, self.kernel.shapes)
+        anchor, pulled = unflatten(start, self._shapes), unflatten(adjoint, self._shapes)
         anchor_gain = [torch.zeros_like(p) for p in pulled] if self.update.mu else None
 
         checkpoints = [anchor]
@@ -149,10 +149,11 @@ class Walk:
             return
         pull = None
         if self.update.mu and anchor is not None:
-            pull = [a[:live] - p for a, p in zip(anchor, current, strict=True)]
+            trained = len(self.kernel.shapes)
+            pull = [a[:live] - p for a, p in zip(anchor[:trained], current[:trained], strict=True)]
         pullback(slope.mul_(-rates[:, None, None]), current)
         if pull is not None:
-            for p, towards in zip(current, pull, strict=True):
+            for p, towards in zip(current[: len(pull)], pull, strict=True):
                 p.add_(towards.mul_(_per_lane(rates * self.update.mu, towards)))
 
     def _step_back_(self, step: int, iterate: Parameters, adjoint: Parameters, anchor_gain: Parameters | None) -> None:
@@ -205,7 +206,12 @@ class Walk:
         counts = self.schedule.counts[step, :live].tolist()
         flat = rows.flatten()  # index_select reads rows several times faster than indexing does
         x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
-        return Batch(x, self._labels[step, :live], counts), self.schedule.means[step, :live]
+        seeds = self.schedule.seeds(step) if self.kernel.takes_seeds else None
+        return Batch(x, self._labels[step, :live], counts, seeds), self.schedule.means[step, :live]
+
+    @cached_property
+    def _shapes(self) -> tuple[torch.Size, ...]:
+        return self.kernel.shapes + self.kernel.statistics
 
     @cached_property
     def _labels(self) -> Tensor:

@@ -1,0 +1,111 @@
+"""Models with running statistics and dropout: what a client by itself would train in plain PyTorch."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedunfold.federation import RoundRequest
+from fedunfold.models import ModelFactory, flat_model, set_flat_model, statistics
+from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.server import adam
+from fedunfold.simulation.dropout import SeededDropout, seed_dropout
+from fedunfold.simulation.schedule import Draw
+from fedunfold.updates import accumulated, sgd
+from fedunfold.weighting import fixed, size
+from tests.federations import RUN, simulated, tiny
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+
+
+SIZES = {"a": 8, "b": 6, "c": 12}  # in minibatches of 4: no single row
+
+
+def trained_alone(module: nn.Module, key: str, round: int, generator: torch.Generator) -> Tensor:
+    """A client's local training, by torch's own optimiser."""
+    env = tiny(SIZES, batch_size=4, epochs=2)
+    data = env.load()
+    x, y = data.client(data.keys.index(key))
+    draw, step = Draw(env.seed, RUN, round), 0
+    optimizer = torch.optim.SGD(module.parameters(), lr=env.lr)
+    module.train()
+    for epoch in range(2):
+        for rows in torch.split(torch.from_numpy(draw.permutation(key, epoch, len(y))), 4):
+            generator.manual_seed(draw.noise(key, step))
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(module(x[rows].double()), y[rows]))
+            optimizer.step()
+            step += 1
+    return flat_model(module)
+
+
+@pytest.mark.parametrize("build", [normalised, dropping])
+def test_rounds_are_what_plain_pytorch_trains(build: ModelFactory) -> None:
+    """Two rounds by size: parameters and running statistics alike, and the test by the averaged statistics."""
+    env = tiny(SIZES, batch_size=4, epochs=2, rounds=2)
+    federation = simulated(env, build)
+    result = run_rounds(federation, size(), 2, run=RUN)
+    model, generator = federation.initial_model(RUN), torch.Generator()
+    total = sum(SIZES.values())
+    for t in range(2):
+        mean = torch.zeros_like(model)
+        for key, samples in SIZES.items():
+            module = build().double()
+            seed_dropout(module, generator)
+            set_flat_model(module, model)
+            mean += samples / total * trained_alone(module, key, t, generator)
+        model = mean
+    torch.testing.assert_close(result.model, model, rtol=1e-12, atol=1e-14)
+    data, module = env.load(), federation.module(model).double().eval()
+    right = (module(data.x_test.double()).argmax(1) == data.y_test).double().mean()
+    assert result.accuracies[-1] == pytest.approx(right.item())
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm(server=adam(0.1)), Algorithm(step_sizes=(3.0,))], ids=["adam", "s"])
+def test_statistics_are_averaged_whatever_the_server_does(algorithm: Algorithm) -> None:
+    env = tiny(SIZES, batch_size=4)
+    federation = simulated(env, normalised)
+    count = sum(part.numel() for part in statistics(normalised()).values())
+    weights = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
+    plain, other = (
+        run_rounds(federation, fixed(weights), 1, algorithm=chosen, run=RUN).model
+        for chosen in (Algorithm(), algorithm)
+    )
+    torch.testing.assert_close(other[-count:], plain[-count:], rtol=1e-12, atol=0)
+    assert not torch.allclose(other[:-count], plain[:-count])
+
+
+def test_statistics_are_not_stretched_by_the_local_update() -> None:
+    """The accumulated form scales w_k − w^(t); means and variances stay those that were met."""
+    env = tiny(SIZES, batch_size=4, epochs={"a": 1, "b": 2, "c": 3})
+    federation = simulated(env, normalised)
+    count = sum(part.numel() for part in statistics(normalised()).values())
+    start = federation.initial_model(RUN)
+    reports = [federation.train(RoundRequest(RUN, 0, start, update)) for update in (sgd(), accumulated(sgd()))]
+    torch.testing.assert_close(reports[0].updates[:, -count:], reports[1].updates[:, -count:])
+    assert not torch.allclose(reports[0].updates[:, :-count], reports[1].updates[:, :-count])
+    needs = RoundRequest(RUN, 0, start, sgd(), frozenset({"gradients"}))
+    gradients = federation.train(needs).gradients
+    assert gradients is not None
+    assert not gradients[:, -count:].any()
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(nn.Dropout, (1000, 50)), (nn.Dropout2d, (1000, 50, 2, 3))])
+def test_dropout_keeps_the_mean_and_drops_a_share_p(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    module = nn.Sequential(kind(0.3))
+    seed_dropout(module, generator)
+    assert isinstance(module[0], SeededDropout)
+    ones = torch.ones(shape)
+    out = module(ones)
+    assert out.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (out == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    if len(shape) > 2:
+        assert torch.equal(out, out[:, :, :1, :1].expand_as(out)), "whole channels"
+    assert torch.equal(module.eval()(ones), ones)
+    assert not nn.Sequential(SeededDropout(1.0, False, generator))(ones).any()
