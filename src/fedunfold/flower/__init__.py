@@ -12,18 +12,22 @@ except ModuleNotFoundError as error:
 from fedunfold.flower.assignment import Registration
 from fedunfold.flower.bundled import federation, site_of
 from fedunfold.flower.client import client_app, introduce, reporting
+from fedunfold.flower.own_data import Agreement, federation_of, site_from_npz
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.flower.strategy import WeightedStrategy
 
 __all__ = [
+    "Agreement",
     "Registration",
     "RemoteFederation",
     "Site",
     "WeightedStrategy",
     "client_app",
     "federation",
+    "federation_of",
     "introduce",
     "reporting",
+    "site_from_npz",
     "site_of",
 ]

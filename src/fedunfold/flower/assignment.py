@@ -15,7 +15,7 @@ from fedunfold.losses import OuterName
 from fedunfold.settings import Count, Natural, Settings
 from fedunfold.updates import LocalUpdate
 
-Verb = Literal["register", "train", "backprop", "outer"]
+Verb = Literal["register", "train", "backprop", "outer", "evaluate"]
 Arrays = Mapping[str, Tensor]
 
 

@@ -34,12 +34,13 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
 
 
 def federation(
-    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0
+    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0,
+    patience: float = 300.0,
 ) -> RemoteFederation:
     """An environment's clients behind a grid, tested on the environment's test set."""
     env = environment(env)
     tester = _tester(env, dtype)
-    channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout)
+    channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout, patience=patience)
     data = env.load()
     build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
     return RemoteFederation(channel, env, build, tester.evaluate, dtype=dtype)

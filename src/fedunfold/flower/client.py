@@ -1,4 +1,4 @@
-"""A Flower ClientApp for a site: four verbs, no state."""
+"""A Flower ClientApp for a site: five verbs, no state."""
 
 from collections.abc import Callable
 
@@ -38,6 +38,10 @@ def client_app(open_site: OpenSite) -> ClientApp:
     @app.query("outer")
     def outer(message: Message, context: Context) -> Message:
         return answer(message, open_site(context).outer)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).evaluate)
 
     return app
 

@@ -22,6 +22,7 @@ MESSAGE_TYPES: dict[Verb, str] = {
     "train": "train",
     "backprop": "query.backprop",
     "outer": "query.outer",
+    "evaluate": "evaluate",
 }
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie
