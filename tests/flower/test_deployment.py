@@ -24,10 +24,31 @@ from tests.flower.everything import ENV, TOLERANCE, assert_same, everything
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "flower"))
-from deploy import APP, KEYS, Deployment, write_node_key  # noqa: E402  (the app's folder is no package)
+from deploy import KEYS, Deployment, write_node_key  # noqa: E402  (the app's folder is no package)
+from simulate import APP  # noqa: E402
 
 AGREED = f'clients="{" ".join(KEYS)}" classes=10 hidden="32" epochs=2 batch-size=10 lr=0.05'
 """The digits again, this time as the clients' own data."""
+
+
+class QuickDeployment(Deployment):
+    """One whose clients need not load torch for every message, and whose killed nodes are missed sooner."""
+
+    def __init__(self, folder: Path, processes: ExitStack) -> None:
+        super().__init__(folder, processes)
+        socket = warm_start.install(folder / "warm")
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        self.environment |= {
+            "PATH": f"{socket.parent}{os.pathsep}{self.environment['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.start("warm", sys.executable, "-m", "tests.flower.warm_start", str(socket))
+
+    def start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        if program == "flower-supernode":
+            return super().start(name, sys.executable, "-m", "tests.flower.quick_supernode", *arguments)
+        return super().start(name, program, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +56,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     """A SuperLink, and a node for every client of the digits, with its samples in a file of its own."""
     folder = tmp_path_factory.mktemp("deployment")
     with ExitStack() as processes:
-        found = Deployment(folder, processes)
-        socket = warm_start.install(folder / "warm")
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-        found.environment |= {
-            "PATH": f"{socket.parent}{os.pathsep}{found.environment['PATH']}",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-        }
-        found.start("warm", sys.executable, "-m", "tests.flower.warm_start", str(socket))
+        found = QuickDeployment(folder, processes)
         found.start_link()
         data = ENV.load()
+        np.savez(folder / "test.npz", x=data.x_test.numpy(), y=data.y_test.numpy())
         for k, key in enumerate(KEYS):
             x, y = data.client(k)
             np.savez(folder / f"{key}.npz", x=x.numpy(), y=y.numpy())
@@ -88,6 +102,27 @@ def begin(deployment: Deployment, settings: str) -> subprocess.Popen[bytes]:
     return deployment.start("run", "flwr", "run", str(APP), "deployment", "--stream", "--run-config", settings)
 
 
+def kill(deployment: Deployment, *parts: str) -> None:
+    """SIGKILL the one process of the deployment that has each of these in its command line, in this order."""
+    for part in parts:
+        (found,) = [id for id, command in running(deployment.folder).items() if part in command]
+        os.kill(found, signal.SIGKILL)
+
+
+def started_again(deployment: Deployment, key: str) -> None:
+    """As a service manager does: a SuperLink refuses a node that it still takes for running, and the node ends."""
+    log = deployment.folder / f"{key}.log"
+    before = log.read_text().count("SuperNode ID:")
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        deployment.start_node(key, data=deployment.folder / f"{key}.npz")
+        until(lambda: deployment.nodes[key].poll() is not None or log.read_text().count("SuperNode ID:") > before, 30)
+        if deployment.nodes[key].poll() is None:
+            return
+        time.sleep(3)
+    raise AssertionError(f"the node of {key} could not be started again")
+
+
 def test_everything_over_tls_is_the_engines(deployment: Deployment, tmp_path: Path) -> None:
     """In both precisions at once, which saves much waiting."""
 
@@ -104,42 +139,43 @@ def test_everything_over_tls_is_the_engines(deployment: Deployment, tmp_path: Pa
 
 def test_a_node_killed_in_a_round_is_absent_and_taken_back(deployment: Deployment, tmp_path: Path) -> None:
     victim = deployment.nodes["site-b"]
-    settings = f'{AGREED} method="fedavg" rounds=6 timeout=20.0 folder="{tmp_path}"'
+    test = deployment.folder / "test.npz"
+    settings = f'{AGREED} method="fedavg" rounds=9 timeout=20.0 test="{test}" folder="{tmp_path}"'
     run = begin(deployment, settings)
     state, log = tmp_path / "size-run.safetensors", deployment.folder / "site-b.log"
     until(lambda: entries(state, "weights") >= 1, 120)
     asked = log.read_text().count("Receiving: train")
     until(lambda: log.read_text().count("Receiving: train") > asked, 60)
     os.killpg(victim.pid, signal.SIGKILL)
-    deployment.start_node("site-b", data=deployment.folder / "site-b.npz")
+    started_again(deployment, "site-b")
     assert run.wait(300) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     there = [row[KEYS.index("site-b")] for row in report["runs"]["size"]["present"]]
     assert there[0] == there[-1] == 1
     assert 0 in there
-    assert report["faults"] == {"site-b": {"no answer": there.count(0)}}
-    assert report["tested_on"] == "the clients' own training data"
-    assert report["runs"]["size"]["accuracy"] > 0.3
+    assert set(report["faults"]) == {"site-b"}
+    assert sum(report["faults"]["site-b"].values()) == there.count(0)
+    assert report["runs"]["size"]["accuracy"] > 0.5
 
 
 def test_a_killed_server_goes_on_to_the_same_weights(deployment: Deployment, tmp_path: Path) -> None:
-    """First the ServerApp is killed in the second step of the learning, then the SuperLink in the third."""
+    """The ServerApp is killed in the second step of the learning, all there is of the server in the third."""
     settings = f'{AGREED} precision="float64" iterations=4 rounds=1 timeout=60.0 folder="{tmp_path}"'
     state = tmp_path / "learning.safetensors"
     run = begin(deployment, settings)
     until(lambda: entries(state, "losses") == 1, 120)
-    (server,) = [id for id, command in running(deployment.folder).items() if "flwr-serverapp" in command]
-    os.kill(server, signal.SIGKILL)
+    kill(deployment, "flwr-serverapp")
     run.kill()
     run = begin(deployment, settings)
     until(lambda: entries(state, "losses") == 2, 120)
-    os.kill(deployment.link.pid, signal.SIGKILL)
+    kill(deployment, "flower-superlink", f"--parent-pid {deployment.link.pid} ", "flwr-serverapp")
     run.kill()
-    until(lambda: not any("flwr-serverapp" in command for command in running(deployment.folder).values()), 30)
     assert entries(state, "losses") == 2
     deployment.start_link()
     deployment.run_app([settings])
     found = LearnedWeights.load(tmp_path / "weights.safetensors")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["tested_on"] == "the clients' own training data"
     learning = Learning(iterations=4)
     expected = learn(SimulatedFederation(ENV.with_(rounds=1), dtype=torch.float64), 1, learning=learning)
     torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=0)

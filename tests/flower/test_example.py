@@ -1,5 +1,6 @@
 """The example app, as its launcher runs it."""
 
+import json
 import re
 import socket
 import subprocess
@@ -13,9 +14,13 @@ def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> N
     program = [sys.executable, str(APP / "simulate.py"), "iterations=1", f'folder="{tmp_path}"']
     ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    found = re.findall(r"(learned|size) weights: (\d+\.\d) % after 10 rounds", ended.stdout)
-    assert [name for name, _ in found] == ["learned", "size"]
+    assert re.findall(r"(\w+): \d+\.\d % after 10 rounds", ended.stdout) == ["learned", "size"]
     assert (tmp_path / "weights.safetensors").exists()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert json.loads(re.findall("report: (.*)", ended.stdout)[0]) == report
+    assert report["faults"] == {}
+    took = re.findall(r"(\d+) s, at most (\d+) MiB in all processes", ended.stdout)
+    assert took and int(took[0][1]) > 100
     listening = re.search(r"Using SuperLink: here \(127\.0\.0\.1:(\d+)\)", ended.stdout)
     assert listening, "the launcher's own SuperLink was not used"
     with socket.socket() as probe:

@@ -33,7 +33,7 @@ def serve(address: str) -> None:
     import sklearn.datasets  # noqa: F401  (loaded for the forks)
     from flwr.supernode.cli import flwr_clientapp
 
-    import fedunfold.flower  # noqa: F401
+    import fedunfold.flower
     import fedunfold.simulation  # noqa: F401
 
     gc.freeze()

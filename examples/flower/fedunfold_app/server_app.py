@@ -10,14 +10,16 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.experiments.methods import Method, learned_method, method
+from fedunfold.experiments.methods import learned_method, method
 from fedunfold.files import write_atomically
 from fedunfold.flower import RemoteFederation, federation, federation_of
-from fedunfold.rounds import run_rounds
+from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.unfolding import learn
+from fedunfold.weighting import WeightingRule, size
 from fedunfold_app.settings import Config, agreement, bundled, precision
 
 app = ServerApp()
+Contender = tuple[WeightingRule, Algorithm]
 
 
 @app.main()
@@ -26,14 +28,12 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(config["folder"])) if config["folder"] else None
     clients, tested_on = meet(grid, config)
     runs: dict[str, Any] = {}
-    for used in methods(clients, config, folder):
-        state = folder / f"{used.name}-run.safetensors" if folder else None
-        result = run_rounds(
-            clients, used.rule, clients.environment.rounds, algorithm=used.algorithm, checkpoint=state
-        )
+    for name, (rule, algorithm) in contenders(clients, config, folder).items():
+        state = folder / f"{name}-run.safetensors" if folder else None
+        result = run_rounds(clients, rule, clients.environment.rounds, algorithm=algorithm, checkpoint=state)
         last = result.evaluations[-1]
-        runs[used.name] = {"accuracy": last.accuracy, "loss": last.loss, "present": result.present.int().tolist()}
-        print(f"{used.name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)
+        runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "present": result.present.int().tolist()}
+        print(f"{name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)
     report = {
         "clients": [client.key for client in clients.clients],
         "rounds": clients.environment.rounds,
@@ -60,11 +60,14 @@ def meet(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
     return federation_of(grid, agreed, test, dtype=dtype, **waits), test or "the clients' own training data"
 
 
-def methods(clients: RemoteFederation, config: Config, folder: Path | None) -> list[Method]:
+def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Contender]:
     """What to train with: the method asked for, its weights learned where it wants that, and size weights."""
-    chosen, sizes = method(str(config["method"])), replace(method("fedavg"), name="size")
+    chosen = method(str(config["method"]))
+    sizes: dict[str, Contender] = {"size": (size(), Algorithm())}
+    if chosen.name == "fedavg":
+        return sizes
     if chosen.rule is not None:
-        return [sizes] if chosen.name == "fedavg" else [chosen, sizes]
+        return {chosen.name: (chosen.rule, chosen.algorithm), **sizes}
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=config["iterations"])
 
     def progress(so_far: fu.LearnedWeights) -> None:
@@ -81,4 +84,4 @@ def methods(clients: RemoteFederation, config: Config, folder: Path | None) -> l
     )
     if folder:
         learned.save(folder / "weights.safetensors")
-    return [learned_method(learned, "learned"), sizes]
+    return {"learned": (learned, learned_method(learned).algorithm), **sizes}

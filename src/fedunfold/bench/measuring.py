@@ -24,7 +24,6 @@ from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.weighting.size import size
 
-FLOWER_ROUNDS = 8
 STATUS = Path("/proc/self/status")
 ENVIRONMENTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "computation-skew": work.COMPUTATION_SKEW,
@@ -92,7 +91,7 @@ def measure(repeats: int, say: Say = lambda what: None) -> Bench:
     }
     if find_spec("flwr") is not None:
         say("Flower's simulation")
-        rounds["flower simulation"] = _flower()
+        rounds |= _flower(repeats)
     outer = {}
     for name, shares in ENVIRONMENTS.items():
         say(f"outer steps, {name}")
@@ -180,11 +179,13 @@ def _resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def _flower() -> Timed:
+def _flower(repeats: int) -> dict[str, Timed]:
+    """Flower's simulation under its own FedAvg, and with our strategy in its place."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "seconds.json")
-        _python("-m", "fedunfold.bench.flower_simulation", str(FLOWER_ROUNDS), str(file))
-        return Timed.of(json.loads(file.read_text(encoding="utf-8")))
+        _python("-m", "fedunfold.bench.flower_simulation", str(repeats), str(file))
+        found = json.loads(file.read_text(encoding="utf-8"))
+    return {f"flower simulation, {name}": Timed.of(seconds) for name, seconds in found.items()}
 
 
 def _python(*arguments: str) -> str:

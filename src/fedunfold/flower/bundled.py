@@ -34,7 +34,11 @@ def site_of(env: Environment | str | Path, context: Context, dtype: torch.dtype 
 
 
 def federation(
-    grid: Grid, env: Environment | str | Path, *, dtype: torch.dtype = torch.float32, timeout: float = 60.0,
+    grid: Grid,
+    env: Environment | str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    timeout: float = 60.0,
     patience: float = 300.0,
 ) -> RemoteFederation:
     """An environment's clients behind a grid, tested on the environment's test set."""

@@ -42,7 +42,7 @@ class FlowerChannel:
             if time.monotonic() > deadline:
                 raise InputError(
                     f"client '{missing[0]}' did not register in {patience:g} s ({len(missing)} missing, "
-                    f"{len(self._grid.get_node_ids())} nodes there).{self._refused}"
+                    f"{len(list(self._grid.get_node_ids()))} nodes there).{self._refused}"
                 )
             time.sleep(POLL[0])
             self._meet()

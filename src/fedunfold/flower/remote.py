@@ -133,11 +133,11 @@ class RemoteFederation:
         if missing := [key for key in expected if key not in found]:
             raise InputError(f"client '{missing[0]}' has not registered; start it, or take it out of the environment.")
         first = found[expected[0]]
-        for entry in (found[key] for key in expected):
-            if (entry.features, len(entry.label_counts)) != (first.features, len(first.label_counts)):
+        for other in (found[key] for key in expected):
+            if (other.features, len(other.label_counts)) != (first.features, len(first.label_counts)):
                 raise InputError(
-                    f"client {entry.key} has rows of shape {list(entry.features)} and {len(entry.label_counts)} classes, "
-                    f"client {first.key} {list(first.features)} and {len(first.label_counts)}; give all the same."
+                    f"client {other.key} has rows of shape {list(other.features)} and {len(other.label_counts)} "
+                    f"classes, {first.key} has {list(first.features)} and {len(first.label_counts)}; make them alike."
                 )
         return tuple(ClientInfo(key, found[key].samples, found[key].label_counts) for key in expected)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from tests.flower.everything import ENV, everything
 
 from fedunfold.flower import Site, client_app, federation, site_of
-from tests.flower.everything import ENV, everything
 
 
 def precision(context: Context) -> torch.dtype:
