@@ -9,6 +9,7 @@ In the end it says how long that took and how much memory all processes had toge
 
 import argparse
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -50,18 +51,25 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60) -
 
 @contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End a process that leads a session of its own, whatever happens, and what it started with it.
+    """End a process that leads a session of its own, whatever happens, and all that it started.
 
-    Flower's programs start others, which outlive one that was refused or killed.
+    Flower's programs start others, some in sessions of their own, which outlive one that was refused or killed.
     """
     try:
         yield
     finally:
+        family = [handle for pid in _family(process.pid)[1:] if (handle := _handle(pid)) is not None]
         _signal(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(20)
         _signal(process, signal.SIGKILL)
         process.wait()
+        deadline = time.monotonic() + 5
+        for handle in family:
+            if not select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
 
 
 def _signal(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -69,6 +77,24 @@ def _signal(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(leader.pid, number)
     except ProcessLookupError:
         return  # all of them have ended
+
+
+def _handle(pid: int) -> int | None:
+    """A file that stands for this very process, also when its number is given to another one."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants; on systems without /proc nobody."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []  # it has just ended
+    return [pid, *(id for child in children for id in _family(child))]
 
 
 class Memory:
@@ -92,16 +118,6 @@ class Memory:
     def _look(self) -> None:
         while not self._over.wait(0.5):
             self.most = max(self.most, sum(map(_memory, _family(os.getpid()))))
-
-
-def _family(pid: int) -> list[int]:
-    """A process and its descendants."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []  # it has just ended
-    return [pid, *(id for child in children for id in _family(child))]
 
 
 def _memory(pid: int) -> int:

@@ -5,9 +5,12 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
+sys.path.insert(0, str(APP))
+from simulate import stopped  # noqa: E402  (the app's folder is no package)
 
 
 def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> None:
@@ -25,3 +28,17 @@ def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> N
     assert listening, "the launcher's own SuperLink was not used"
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(listening[1]))) != 0, "the SuperLink still listens"
+
+
+def test_what_a_process_started_is_stopped_with_it() -> None:
+    """Also what has a session of its own, as Flower's SuperExec has."""
+    program = "setsid sleep 300 & echo $!; sleep 300"
+    process = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with stopped(process), process.stdout:
+        child = Path("/proc", process.stdout.readline().decode().strip())
+        assert child.exists()
+    deadline = time.monotonic() + 5
+    while child.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not child.exists()
