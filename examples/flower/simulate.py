@@ -2,7 +2,9 @@
 
 python examples/flower/simulate.py                       # digits, five simulated sites
 python examples/flower/simulate.py 'iterations=5'        # any setting of [tool.flwr.app.config]
-python examples/flower/simulate.py --nodes 200 'environment="many" method="fedavg"'    # 20 of 200 clients in a round
+python examples/flower/simulate.py --nodes 200 'environment="many" method="fedavg" absent="drop"'
+
+The last has two hundred clients, twenty of them in a round.
 
 In the end it says how long that took and how much memory all processes had together at most (on Linux).
 """

@@ -1,11 +1,13 @@
 """The example app, as its launcher runs it."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
@@ -36,9 +38,13 @@ def test_what_a_process_started_is_stopped_with_it() -> None:
     process = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     with stopped(process), process.stdout:
-        child = Path("/proc", process.stdout.readline().decode().strip())
-        assert child.exists()
-    deadline = time.monotonic() + 5
-    while child.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not child.exists()
+        child = int(process.stdout.readline())
+        until(lambda: os.getsid(child) == child)
+    until(lambda: not Path("/proc", str(child)).exists())
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

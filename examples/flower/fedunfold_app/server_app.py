@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.experiments.methods import learned_method, method
+from fedunfold.experiments.methods import changed, learned_method, method
 from fedunfold.files import write_atomically
 from fedunfold.flower import RemoteFederation, federation, federation_of
 from fedunfold.rounds import Algorithm, run_rounds
@@ -62,9 +62,10 @@ def meet(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
 
 def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Contender]:
     """What to train with: the method asked for, its weights learned where it wants that, and size weights."""
-    chosen = method(str(config["method"]))
-    sizes: dict[str, Contender] = {"size": (size(), Algorithm())}
-    if chosen.name == "fedavg":
+    absent = str(config["absent"]) or None
+    chosen, plain = (changed(method(name), absent=absent) for name in (str(config["method"]), "fedavg"))
+    sizes: dict[str, Contender] = {"size": (size(), plain.algorithm)}
+    if chosen.name == plain.name:
         return sizes
     if chosen.rule is not None:
         return {chosen.name: (chosen.rule, chosen.algorithm), **sizes}
