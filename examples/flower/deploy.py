@@ -68,6 +68,7 @@ class Deployment:
         self.binaries = Path(sys.executable).parent  # Flower's programs, beside the Python that runs this
         path = f"{self.binaries}{os.pathsep}{os.environ['PATH']}"
         self.environment = os.environ | QUIET | {"FLWR_HOME": str(folder), "PATH": path}
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         write_certificates(folder)
         address, authority = f"{LOOPBACK}:{self.port}", folder / "ca.crt"
         (folder / "config.toml").write_text(
@@ -75,33 +76,36 @@ class Deployment:
             f'root-certificates = "{authority}"\n'
         )
 
-    def start_link(self) -> subprocess.Popen[bytes]:
+    def start_link(self) -> None:
         secure = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
         command = ["flower-superlink", *secure, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        link = self._start("superlink", *command, "--host", LOOPBACK, "--port", str(self.port), "--database", "link.db")
-        wait_for(self.port, link)
-        return link
+        where = ["--host", LOOPBACK, "--port", str(self.port), "--database", "link.db"]
+        self.link = self.start("superlink", *command, *where)
+        wait_for(self.port, self.link)
 
     def register(self, name: str) -> None:
         """Let the SuperLink know a node's public key."""
         write_node_key(self.folder, name)
         self.flwr("supernode", "register", str(self.folder / f"{name}.pub"), "deployment")
 
-    def start_node(self, name: str, *security: str) -> subprocess.Popen[bytes]:
-        """A SuperNode that is the client of that key; other security options replace TLS and the node's key."""
+    def start_node(self, name: str, *security: str, data: Path | None = None) -> subprocess.Popen[bytes]:
+        """A SuperNode that is the client of that key, with an .npz of its own; other security options replace TLS and
+        the node's key."""
         secure = security or ("--root-certificates", "ca.crt", "--auth-supernode-private-key", name)
         where = ["--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())]
-        return self._start(name, "flower-supernode", *secure, *where, "--node-config", f'key="{name}"')
+        config = f'key="{name}"' + (f' path="{data}"' if data else "")
+        self.nodes[name] = self.start(name, "flower-supernode", *secure, *where, "--node-config", config)
+        return self.nodes[name]
 
-    def run_app(self, settings: list[str]) -> None:
+    def run_app(self, settings: list[str], app: Path = APP) -> None:
         chosen = [part for setting in settings for part in ("--run-config", setting)]
-        self.flwr("run", str(APP), "deployment", "--stream", *chosen)
+        self.flwr("run", str(app), "deployment", "--stream", *chosen)
 
     def flwr(self, *arguments: str) -> None:
         """A command of Flower's; what it says is shown."""
         subprocess.run([self.binaries / "flwr", *arguments], env=self.environment, check=True)
 
-    def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             command: list[str | Path] = [self.binaries / program, *arguments]
             process = subprocess.Popen(

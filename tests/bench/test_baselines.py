@@ -73,6 +73,14 @@ def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
     ):
         assert shown in text
     assert json.loads(json.dumps(bench.as_json()))["floor"] == 0.05
+    assert "WeightedStrategy" not in text
+
+
+def test_the_page_says_what_our_strategy_costs(bench: Bench) -> None:
+    timed = {"FedAvg": 0.4, "WeightedStrategy": 0.41}
+    found = {f"flower simulation, {name}": Timed(median, 0.3, 0.5) for name, median in timed.items()}
+    text = page(replace(bench, round={**bench.round, **found}))
+    assert "changes a round by +2.5 %" in text
 
 
 def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

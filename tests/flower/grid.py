@@ -15,8 +15,14 @@ Spoil = Callable[[Message, int], Message | None]
 class LocalGrid(Grid):
     """One node for every node-config, with a state of its own; `spoil(reply, node)` may change or lose an answer."""
 
-    def __init__(self, app: ClientApp, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None) -> None:
-        self.app, self.nodes, self.spoil = app, nodes, spoil
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: dict[int, dict[str, Any]],
+        spoil: Spoil | None = None,
+        run_config: dict[str, Any] | None = None,
+    ) -> None:
+        self.app, self.nodes, self.spoil, self.run_config = app, nodes, spoil, run_config or {}
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
         self.states: defaultdict[int, RecordDict] = defaultdict(RecordDict)
@@ -28,7 +34,7 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = id = str(uuid4())
             ids.append(id)
             node = message.metadata.dst_node_id
-            context = Context(1, node, self.nodes[node], self.states[node], {})
+            context = Context(1, node, self.nodes[node], self.states[node], self.run_config)
             try:
                 reply: Message | None = self.app(message, context)
             except Exception as error:

@@ -2,12 +2,20 @@
 
 from flwr.app import Context
 
-from fedunfold.flower import Site, client_app, site_of
+from fedunfold.errors import InputError
+from fedunfold.flower import Site, client_app, site_from_npz, site_of
+from fedunfold_app.settings import agreement, bundled, precision
 
 
 def open_site(context: Context) -> Site:
-    """The client this node is: by `key` in its node-config, or by its number in a simulation."""
-    return site_of(str(context.run_config["environment"]), context)
+    """The client this node is: `key` and `path` in its node-config, or one of a bundled environment's clients."""
+    config, node = context.run_config, context.node_config
+    agreed = agreement(config)
+    if agreed is None:
+        return site_of(bundled(str(config["environment"])), context, precision(config))
+    if not {"key", "path"} <= node.keys():
+        raise InputError("""node-config needs the client's key and data, as --node-config 'key="a" path="a.npz"'.""")
+    return site_from_npz(str(node["path"]), str(node["key"]), agreed, precision(config))
 
 
 app = client_app(open_site)

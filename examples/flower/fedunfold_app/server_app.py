@@ -1,47 +1,89 @@
-"""The server: learns how much each client should count, then trains with that and with sizes, to compare."""
+"""The server: learns how much each client should count, then trains with that and with sizes, and reports both."""
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.experiments.methods import learned_method, method
-from fedunfold.flower import federation
-from fedunfold.rounds import run_rounds
+from fedunfold.experiments.methods import changed, learned_method, method
+from fedunfold.files import write_atomically
+from fedunfold.flower import RemoteFederation, federation, federation_of
+from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.unfolding import learn
+from fedunfold.weighting import WeightingRule, size
+from fedunfold_app.settings import Config, agreement, bundled, precision
 
 app = ServerApp()
+Contender = tuple[WeightingRule, Algorithm]
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    config = context.run_config
-    env = fu.environment(str(config["environment"]))
-    if config["rounds"]:
-        env = env.with_(rounds=int(config["rounds"]))
-    clients = federation(grid, env, timeout=float(config["timeout"]), private=bool(config["private"]))
-    chosen = method(str(config["method"]))
-    learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=int(config["iterations"]))
+    config, began = context.run_config, time.monotonic()
     folder = Path(str(config["folder"])) if config["folder"] else None
+    clients, tested_on = meet(grid, config)
+    runs: dict[str, Any] = {}
+    for name, (rule, algorithm) in contenders(clients, config, folder).items():
+        state = folder / f"{name}-run.safetensors" if folder else None
+        result = run_rounds(clients, rule, clients.environment.rounds, algorithm=algorithm, checkpoint=state)
+        last = result.evaluations[-1]
+        runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "present": result.present.int().tolist()}
+        print(f"{name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)
+    report = {
+        "clients": [client.key for client in clients.clients],
+        "rounds": clients.environment.rounds,
+        "tested_on": tested_on,
+        "runs": runs,
+        "faults": clients.faults.as_dict(),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    text = json.dumps(report)
+    print(f"report: {text}", flush=True)
+    if folder:
+        write_atomically(folder / "report.json", lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def meet(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
+    """The clients, once all have registered, and what models are tested on."""
+    how: dict[str, Any] = {name: float(config[name]) for name in ("timeout", "patience")}
+    how |= {"dtype": precision(config), "private": bool(config["private"])}
+    agreed = agreement(config)
+    if agreed is None:
+        env = bundled(str(config["environment"]))
+        env = env.with_(rounds=config["rounds"]) if config["rounds"] else env
+        return federation(grid, env, **how), f"the test set of {env.name}"
+    test = str(config["test"]) or None
+    return federation_of(grid, agreed, test, **how), test or "the clients' own training data"
+
+
+def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Contender]:
+    """What to train with: the method asked for, its weights learned where it wants that, and size weights."""
+    absent = str(config["absent"]) or None
+    chosen, plain = (changed(method(name), absent=absent) for name in (str(config["method"]), "fedavg"))
+    sizes: dict[str, Contender] = {"size": (size(), plain.algorithm)}
+    if chosen.name == plain.name:
+        return sizes
+    if chosen.rule is not None:
+        return {chosen.name: (chosen.rule, chosen.algorithm), **sizes}
+    learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=config["iterations"])
 
     def progress(so_far: fu.LearnedWeights) -> None:
         print(f"outer step {len(so_far.losses)} of {learning.iterations}: loss {so_far.losses[-1]:.5g}", flush=True)
 
     learned = learn(
         clients,
-        env.rounds,
+        clients.environment.rounds,
         algorithm=chosen.algorithm,
         learning=learning,
         checkpoint=folder / "learning.safetensors" if folder else None,
+        checkpoint_seconds=0.0,
         on_iteration=progress,
     )
     if folder:
         learned.save(folder / "weights.safetensors")
-    for name, used in (("learned weights", learned_method(learned)), ("size weights", method("fedavg"))):
-        state = folder / f"{name.replace(' ', '-')}.safetensors" if folder else None
-        result = run_rounds(clients, used.rule, env.rounds, algorithm=used.algorithm, checkpoint=state)
-        print(f"{name}: {100 * result.accuracies[-1]:.1f} % after {env.rounds} rounds", flush=True)
-    for key, faults in clients.faults.as_dict().items():
-        print(f"client {key}: {faults}", flush=True)
+    return {"learned": (learned, learned_method(learned).algorithm), **sizes}

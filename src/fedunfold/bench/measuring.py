@@ -24,7 +24,7 @@ from fedunfold.rounds import run_rounds
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.weighting.size import size
 
-FLOWER_ROUNDS = OTHER_ROUNDS = 8
+OTHER_ROUNDS = 8
 ENVIRONMENTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "computation-skew": work.COMPUTATION_SKEW,
     "label-skew": work.LABEL_SKEW,
@@ -91,7 +91,7 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     }
     if find_spec("flwr") is not None:
         say("Flower's simulation")
-        rounds["flower simulation"] = _flower()
+        rounds |= _flower(repeats)
     for name, command in (others or {}).items():
         say(name)
         rounds[name] = other_simulator(name, command)
@@ -165,11 +165,13 @@ def growth(contender: str) -> int:
     return grown(lambda: outer_step(federation, theta, "exact" if contender == "exact" else "first_order"))
 
 
-def _flower() -> Timed:
+def _flower(repeats: int) -> dict[str, Timed]:
+    """Flower's simulation under its own FedAvg, and with our strategy in its place."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "seconds.json")
-        run_python("-m", "fedunfold.bench.flower_simulation", str(FLOWER_ROUNDS), str(file))
-        return Timed.of(json.loads(file.read_text(encoding="utf-8")))
+        run_python("-m", "fedunfold.bench.flower_simulation", str(repeats), str(file))
+        found = json.loads(file.read_text(encoding="utf-8"))
+    return {f"flower simulation, {name}": Timed.of(seconds) for name, seconds in found.items()}
 
 
 def other_simulator(name: str, command: str) -> Timed:

@@ -12,12 +12,14 @@ except ModuleNotFoundError as error:
 from fedunfold.flower.assignment import Registration
 from fedunfold.flower.bundled import federation, site_of
 from fedunfold.flower.client import client_app, introduce, reporting
+from fedunfold.flower.own_data import Agreement, federation_of, site_from_npz
 from fedunfold.flower.private import PrivateFederation
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
 from fedunfold.flower.strategy import WeightedStrategy
 
 __all__ = [
+    "Agreement",
     "PrivateFederation",
     "Registration",
     "RemoteFederation",
@@ -25,7 +27,9 @@ __all__ = [
     "WeightedStrategy",
     "client_app",
     "federation",
+    "federation_of",
     "introduce",
     "reporting",
+    "site_from_npz",
     "site_of",
 ]

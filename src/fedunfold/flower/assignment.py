@@ -15,7 +15,7 @@ from fedunfold.losses import OuterName
 from fedunfold.settings import Count, Natural, Settings
 from fedunfold.updates import LocalUpdate
 
-Verb = Literal["register", "train", "backprop", "outer", "measure", "inner"]
+Verb = Literal["register", "train", "backprop", "outer", "evaluate", "measure", "inner"]
 SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
 

@@ -40,6 +40,7 @@ def federation(
     *,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
+    patience: float = 300.0,
     private: bool = False,
 ) -> RemoteFederation:
     """An environment's clients behind a grid, tested on the environment's test set.
@@ -48,7 +49,7 @@ def federation(
     """
     env = environment(env)
     tester = _tester(env, dtype)
-    channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout)
+    channel = FlowerChannel(grid, [client.key for client in env.clients], timeout=timeout, patience=patience)
     data = env.load()
     build = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
     kind = PrivateFederation if private else RemoteFederation

@@ -21,8 +21,9 @@ log = logging.getLogger("fedunfold")
 
 ASK_AGAIN = 10.0
 """Seconds after which a node that was left out is asked again who it is."""
-POLL = 0.1
-"""Seconds between two looks for answers."""
+POLL = (0.1, 1.0)
+"""Least and most seconds between two looks for answers: a tenth of the wait so far, for every look costs the SuperLink
+work that on a busy machine the clients would like to do."""
 
 
 class FlowerChannel:
@@ -34,12 +35,16 @@ class FlowerChannel:
         self._registered: dict[str, Registration] = {}
         self._ask_again: dict[int, float] = {}
         self._asked: dict[str, int] = {}
+        self._refused = ""
         deadline = time.monotonic() + patience
         self._meet()
         while missing := [key for key in self._expected if key not in self._nodes]:
             if time.monotonic() > deadline:
-                raise InputError(f"client '{missing[0]}' did not register in {patience:g} s ({len(missing)} missing).")
-            time.sleep(POLL)
+                raise InputError(
+                    f"client '{missing[0]}' did not register in {patience:g} s ({len(missing)} missing, "
+                    f"{len(list(self._grid.get_node_ids()))} nodes there).{self._refused}"
+                )
+            time.sleep(POLL[0])
             self._meet()
 
     def registrations(self) -> Sequence[Registration]:
@@ -62,11 +67,11 @@ class FlowerChannel:
         owner = {node: key for key, node in self._nodes.items()}
         waiting = self._push(sent)
         answers: dict[str, RecordDict | str] = {}
-        deadline = time.monotonic() + self._timeout
-        while waiting and time.monotonic() < deadline:
+        began = time.monotonic()
+        while waiting and (waited := time.monotonic() - began) < self._timeout:
             for node, reply in self._pull(waiting):
                 answers[owner[node]] = str(reply.error.reason) if reply.has_error() else reply.content
-            time.sleep(POLL if waiting else 0)
+            time.sleep(min(max(POLL[0], waited / 10), POLL[1]) if waiting else 0)
         return answers
 
     def _meet(self) -> None:
@@ -87,7 +92,8 @@ class FlowerChannel:
             try:
                 found = self._accepted(reply)
             except InputError as error:
-                log.warning("node %d is left out for now: %s", node, error)
+                self._refused = f" Node {node} is left out for now: {error}"
+                log.warning(self._refused.strip())
                 self._ask_again[node] = now + ASK_AGAIN
                 continue
             # What counts is said once: a client that comes back cannot make itself larger.

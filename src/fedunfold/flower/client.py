@@ -59,6 +59,10 @@ def client_app(open_site: OpenSite) -> ClientApp:
     def inner(message: Message, context: Context) -> Message:
         return answer(message, open_site(context).inner)
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(message, open_site(context).evaluate)
+
     return app
 
 

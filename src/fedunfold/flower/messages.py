@@ -22,6 +22,7 @@ MESSAGE_TYPES: dict[Verb | SumStage, str] = {
     "train": "train",
     "backprop": "query.backprop",
     "outer": "query.outer",
+    "evaluate": "evaluate",
     "measure": "query.measure",
     "inner": "query.inner",
     "advertise": "query.advertise",

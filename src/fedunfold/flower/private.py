@@ -54,7 +54,7 @@ class PrivateFederation(RemoteFederation):
         channel: SecureChannel,
         environment: Environment,
         model: ModelFactory,
-        evaluate: Callable[[Tensor], Evaluation],
+        evaluate: Callable[[Tensor], Evaluation] | None,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:

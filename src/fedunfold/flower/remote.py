@@ -6,6 +6,7 @@ simulation. A client that does not answer in time, or answers nonsense, is absen
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply,
 from fedunfold.flower.faults import Faults
 from fedunfold.models import ModelFactory, flat_model, seeded, statistics
 from fedunfold.simulation.schedule import Draw, Share
+from fedunfold.updates import sgd
 
 log = logging.getLogger("fedunfold")
 
@@ -43,7 +45,8 @@ class RemoteFederation:
     """Clients behind a channel, in the environment's order of keys.
 
     The environment says how they train (epochs, minibatches, learning rate, seed) and, where absences are to be
-    simulated, their reliability. Its data are not looked at: every client has its own. `evaluate` tests a model.
+    simulated, their reliability. Its data are not looked at: every client has its own. `evaluate` tests a model;
+    where it is None, the clients do, each on its own samples.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class RemoteFederation:
         channel: Channel,
         environment: Environment,
         model: ModelFactory,
-        evaluate: Callable[[Tensor], Evaluation],
+        evaluate: Callable[[Tensor], Evaluation] | None,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -96,7 +99,19 @@ class RemoteFederation:
         return OuterReport(sum(answer.metrics["outer_loss"] for answer in answers.values()), gradient)
 
     def evaluate(self, model: Tensor) -> Evaluation:
-        return self._evaluate(model)
+        return self._evaluated_by_clients(model) if self._evaluate is None else self._evaluate(model)
+
+    def _evaluated_by_clients(self, model: Tensor) -> Evaluation:
+        """Mean over all samples of the clients that answer; NaN where none does."""
+        everybody = np.ones(len(self._keys), dtype=bool)
+        answers = self._ask("evaluate", RoundRequest("evaluation", 0, model, sgd()), self._keys, present=everybody)
+        shares = {client.key: client.samples for client in self._clients if client.key in answers}
+
+        def mean(name: str) -> float:
+            total = sum(n * answers[key].metrics[name] for key, n in shares.items())
+            return total / sum(shares.values()) if shares else math.nan
+
+        return Evaluation(mean("accuracy"), mean("loss"))
 
     # --- asking ------------------------------------------------------------------------------------------
 
@@ -109,10 +124,13 @@ class RemoteFederation:
         expected = [client.key for client in self.environment.clients]
         if missing := [key for key in expected if key not in found]:
             raise InputError(f"client '{missing[0]}' has not registered; start it, or take it out of the environment.")
-        shapes = {found[key].features for key in expected}
-        classes = {len(found[key].label_counts) for key in expected}
-        if len(shapes) > 1 or len(classes) > 1:
-            raise InputError("the clients' data do not fit together: they have other features or classes.")
+        first = found[expected[0]]
+        for other in (found[key] for key in expected):
+            if (other.features, len(other.label_counts)) != (first.features, len(first.label_counts)):
+                raise InputError(
+                    f"client {other.key} has rows of shape {list(other.features)} and {len(other.label_counts)} "
+                    f"classes, {first.key} has {list(first.features)} and {len(first.label_counts)}; make them alike."
+                )
         return tuple(ClientInfo(key, found[key].samples, found[key].label_counts) for key in expected)
 
     def _present(self, request: RoundRequest) -> np.ndarray:
@@ -204,6 +222,8 @@ class RemoteFederation:
         vector = request.model
         if verb == "backprop":
             return {"adjoint": vector}, set(), set()
+        if verb == "evaluate":
+            return {}, {"loss", "accuracy"}, set()
         if verb == "outer":
             return {"gradient": vector}, {"outer_loss"}, set()
         if verb == "inner":

@@ -69,9 +69,15 @@ class Site:
         update = self.train(assignment, arrays).arrays["updates"]
         return Reply({"inner": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
 
+    def evaluate(self, assignment: Assignment, arrays: Arrays) -> Reply:
+        """Mean loss and accuracy of a model on this client's own samples."""
+        federation, request = self._engine(assignment, arrays)
+        found = federation.evaluate(request.model)
+        return Reply({"loss": found.loss, "accuracy": found.accuracy}, {})
+
     def _engine(self, assignment: Assignment, arrays: Arrays) -> tuple[SimulatedFederation, RoundRequest]:
         model = _array(arrays, "model").to(self.dtype)
-        data = FederatedData((self.key,), self.x, self.y, (0, len(self.y)), self.x[:1], self.y[:1], self.classes)
+        data = FederatedData((self.key,), self.x, self.y, (0, len(self.y)), self.x, self.y, self.classes)
         env = Environment.from_arrays(
             {self.key: (self.x[:1], self.y[:1])},
             (self.x[:1], self.y[:1]),

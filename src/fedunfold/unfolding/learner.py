@@ -109,12 +109,14 @@ def learn(
     learning: Learning | None = None,
     digest: str = "",
     checkpoint: Path | None = None,
+    checkpoint_seconds: float | None = None,
     on_iteration: Callable[[LearnedWeights], None] | None = None,
 ) -> LearnedWeights:
     """Learn Θ[T, K] for a federation; `on_iteration` gets what is learned so far after every step.
 
-    With a `checkpoint`, where the learning stands is written to that file every few seconds, and a file already
-    there is gone on from: the result is the same as without the interruption.
+    With a `checkpoint`, where the learning stands is written to that file after a step, at most every
+    `checkpoint_seconds` (5 by default; 0: after every step), and a file already there is gone on from: the result is
+    the same as without the interruption.
     """
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     if rounds < 1:
@@ -150,6 +152,7 @@ def learn(
             digest=digest,
         )
 
+    between = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     written = time.monotonic()
     for m in range(len(progress.losses), learning.iterations):
         loss, gradient = _step(
@@ -158,7 +161,7 @@ def learn(
         first = progress.losses[0] if progress.losses else loss
         gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
         progress = progress.after(loss, _shared(gradient, learning.shared_rounds), learning.step(m))
-        if checkpoint is not None and time.monotonic() - written >= CHECKPOINT_SECONDS:
+        if checkpoint is not None and time.monotonic() - written >= between:
             progress.save(checkpoint, identity)
             written = time.monotonic()
         if on_iteration is not None:

@@ -1,0 +1,53 @@
+"""What the app is told by [tool.flwr.app.config] and --run-config, the same on the server and on every client."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedunfold as fu
+from fedunfold.environments import Environment, ModelSpec
+from fedunfold.errors import InputError
+from fedunfold.flower import Agreement
+
+Config = Mapping[str, Any]
+
+
+def agreement(config: Config) -> Agreement | None:
+    """The federation of clients with own data, where the config names any."""
+    keys = tuple(str(config["clients"]).split())
+    if not keys:
+        return None
+    return Agreement(
+        keys=keys,
+        classes=config["classes"],
+        rounds=config["rounds"] or 10,
+        batch_size=config["batch-size"],
+        lr=config["lr"],
+        epochs=config["epochs"],
+        model=ModelSpec(hidden=_widths(str(config["hidden"]))),
+        seed=config["seed"],
+    )
+
+
+@lru_cache
+def bundled(name: str) -> Environment:
+    """An environment of this app's folder, of fedunfold's own, or of a .toml file; loaded once in a process."""
+    here = Path(__file__).parent / f"{name}.toml"
+    return fu.environment(here if here.exists() else name)
+
+
+def precision(config: Config) -> torch.dtype:
+    known = {"float32": torch.float32, "float64": torch.float64}
+    if config["precision"] not in known:
+        raise InputError(f"precision is float32 or float64, not '{config['precision']}'.")
+    return known[str(config["precision"])]
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(width) for width in text.split())
+    except ValueError as error:
+        raise InputError(f"hidden is a list of widths such as '32 16', not '{text}'.") from error
