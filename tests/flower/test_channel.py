@@ -1,5 +1,6 @@
 """Over Flower's records: the same numbers, keys instead of node ids, and clients that come and go."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -153,6 +154,33 @@ def test_a_client_that_is_back_before_its_old_node_is_gone(monkeypatch: pytest.M
     assert result.present.all()
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained == [100, 101, 102, 100, 101, 102, 100, 999, 102]
+
+
+class OneBehind(LocalGrid):
+    """Node 101 gives an answer only when it gets the next message, as a SuperNode does that lost its server."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            (id,) = super().push_messages([message])
+            ids.append(id)
+            if message.metadata.dst_node_id == 101:
+                late, self.held = getattr(self, "held", None), self.replies.pop(id)
+                if late is not None:
+                    self.replies[late.metadata.reply_to_message_id] = late
+        return ids
+
+
+def test_a_node_that_stays_one_answer_behind_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedunfold.flower.channel.NUDGE", 0.2)
+    env = tiny()
+    plain = local(env)
+    grid = OneBehind(plain.app, plain.nodes)
+    remote = federation(grid, env, dtype=torch.float64)
+    result = run_rounds(remote, size(), 3)
+    assert result.present.all()
+    assert remote.faults.as_dict() == {}
+    torch.testing.assert_close(result.model, run_rounds(simulated(env), size(), 3).model, rtol=1e-9, atol=1e-12)
 
 
 def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCaptureFixture) -> None:

@@ -103,6 +103,16 @@ def begin(deployment: Deployment, settings: str) -> subprocess.Popen[bytes]:
     return deployment.start("run", "flwr", "run", str(APP), "deployment", "--stream", "--run-config", settings)
 
 
+def next_round(deployment: Deployment) -> None:
+    """Wait until every node has received one more message."""
+
+    def received() -> list[int]:
+        return [(deployment.folder / f"{key}.log").read_text().count("Received successfully") for key in KEYS]
+
+    before = received()
+    until(lambda: all(now > then for now, then in zip(received(), before, strict=True)), 60)
+
+
 def kill(deployment: Deployment, *parts: str) -> None:
     """SIGKILL the one process of the deployment that has each of these in its command line, in this order.
 
@@ -168,19 +178,17 @@ def test_a_node_killed_in_a_round_is_absent_and_taken_back(deployment: Deploymen
 
 
 def test_a_killed_server_goes_on_to_the_same_weights(deployment: Deployment, tmp_path: Path) -> None:
-    """The ServerApp is killed in the second step of the learning, all there is of the server in the third.
-
-    Nodes that wait for the rest of a message from the killed ServerApp are free when the SuperLink misses it, after
-    most of a minute.
-    """
+    """The ServerApp is killed in the second step of the learning, all there is of the server in the third."""
     settings = f'{AGREED} precision="float64" iterations=4 rounds=1 timeout=30.0 folder="{tmp_path}"'
     state = tmp_path / "learning.safetensors"
     run = begin(deployment, settings)
     until(lambda: entries(state, "losses") == 1, 120)
+    next_round(deployment)
     kill(deployment, "flwr-serverapp")
     run.kill()
     run = begin(deployment, settings)
     until(lambda: entries(state, "losses") == 2, 240)
+    next_round(deployment)
     kill(deployment, "flower-superlink", f"--parent-pid {deployment.link.pid} ", "flwr-serverapp")
     run.kill()
     assert entries(state, "losses") == 2

@@ -6,7 +6,7 @@ else, and a client that comes back under another id is taken back.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -21,6 +21,9 @@ log = logging.getLogger("fedunfold")
 
 ASK_AGAIN = 10.0
 """Seconds after which a node that was left out is asked again who it is."""
+NUDGE = 20.0
+"""Seconds of silence after which a node is sent a question beside what it was asked: a SuperNode whose server was
+killed amid a message stays one answer behind, and gives the last one only when it gets something new."""
 POLL = (0.1, 1.0)
 """Least and most seconds between two looks for answers: a tenth of the wait so far, for every look costs the SuperLink
 work that on a busy machine the clients would like to do."""
@@ -65,12 +68,16 @@ class FlowerChannel:
         if not sent:
             return {}
         owner = {node: key for key, node in self._nodes.items()}
+        behind = set(self._asked.values())
         waiting = self._push(sent)
+        nudged = self._question(behind & set(waiting.values()))
         answers: dict[str, RecordDict | str] = {}
         began = time.monotonic()
         while waiting and (waited := time.monotonic() - began) < self._timeout:
             for node, reply in self._pull(waiting):
                 answers[owner[node]] = str(reply.error.reason) if reply.has_error() else reply.content
+            if waited >= NUDGE:
+                nudged |= self._question(set(waiting.values()) - nudged)
             time.sleep(min(max(POLL[0], waited / 10), POLL[1]) if waiting else 0)
         return answers
 
@@ -83,12 +90,11 @@ class FlowerChannel:
         online, now = set(self._grid.get_node_ids()), time.monotonic()
         self._nodes = {key: node for key, node in self._nodes.items() if node in online}
         unknown = [n for n in sorted(online - set(self._nodes.values())) if self._ask_again.get(n, 0.0) <= now]
-        # Only the last question to a node counts, and none to one that is gone.
-        self._asked = {id: node for id, node in self._asked.items() if node in online and node not in unknown}
-        if unknown:
-            self._asked |= self._push([Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown])
-            self._ask_again |= dict.fromkeys(unknown, now + max(self._timeout, ASK_AGAIN))
+        self._asked = {id: node for id, node in self._asked.items() if node in online}
+        self._ask_again |= dict.fromkeys(self._question(unknown), now + NUDGE)
         for node, reply in self._pull(self._asked):
+            if node in self._nodes.values():
+                continue  # it has said so before
             try:
                 found = self._accepted(reply)
             except InputError as error:
@@ -99,6 +105,12 @@ class FlowerChannel:
             # What counts is said once: a client that comes back cannot make itself larger.
             self._registered.setdefault(found.key, found)
             self._nodes[found.key] = node
+
+    def _question(self, nodes: Collection[int]) -> set[int]:
+        """Ask nodes who they are; the answers are heard when next there is a meeting."""
+        if nodes:
+            self._asked |= self._push([Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in nodes])
+        return set(nodes)
 
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:
         """Send; gives the node that each message went to, by the message's id."""
