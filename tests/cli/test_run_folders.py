@@ -31,7 +31,8 @@ def test_learning_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites:
         learned = fedunfold("learn", env, "--iterations", 1, "--seed", number, "--format", "json").json
         assert learned["folder"] == f"runs/{folder}"
         assert learned["file"] == f"runs/{folder}/weights.safetensors"
-        assert json.loads((tmp_path / "runs" / folder / "settings.json").read_text())["seed"] == number
+        settings = json.loads((tmp_path / "runs" / folder / "settings.json").read_text())
+        assert (settings["seed"], settings["kernel"]) == (number, "LinearStack")
     assert "runs/learn-two-sites-4/" in fedunfold("learn", env, "--iterations", 1).out
 
 

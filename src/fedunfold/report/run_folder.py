@@ -18,6 +18,7 @@ from fedunfold.experiments.comparing import Comparison, trained_module
 from fedunfold.files import write_atomically
 from fedunfold.report import figures
 from fedunfold.rounds import RunResult
+from fedunfold.simulation import kernel_name
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -72,6 +73,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             "environment": environment.name,
             "seed": environment.seed,
             "version": VERSION,
+            "kernel": kernel_name(environment),
             **settings,
             "files": list(files),
         }

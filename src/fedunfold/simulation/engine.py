@@ -406,6 +406,13 @@ class SimulatedFederation:
             )
 
 
+def kernel_name(environment: Environment) -> str:
+    """Which path an environment's own model takes."""
+    data = environment.load()
+    build = model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
+    return (LinearStack if LinearStack.fits(seeded(build, environment.seed, "shape")) else AnyModule).__name__
+
+
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
