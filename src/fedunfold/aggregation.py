@@ -65,6 +65,8 @@ def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Tens
         return Contributions(present, report.updates)
     # Rows of their own: a view would keep all updates of its round alive.
     latest = {int(k): update.clone() for k, update in zip(present, report.updates, strict=True)}
+    for update in latest.values():
+        update[len(update) - report.statistics :] = 0  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
     return Contributions(torch.tensor(list(memory), dtype=torch.long), report.updates, memory)
 

@@ -104,18 +104,20 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
     if not makes_step(report.present, absent):
         return server, Aggregation(report.present, entering, None)
     if report.hidden is None:
-        direction = entering.direction(step_size * coefficients(weights, report.present, absent))
+        shares = coefficients(weights, report.present, absent)
+        direction = entering.direction(step_size * shares)
+        moved = shares[report.present].to(report.updates) @ report.updates if report.statistics else direction
         put_together = Aggregation(report.present, entering, direction)
     else:
-        found, mean = hidden_direction(report.hidden, weights, absent)
-        direction = step_size * mean
+        found, moved = hidden_direction(report.hidden, weights, absent)
+        direction = step_size * moved
         present = torch.isin(torch.arange(len(report.keys)), found.clients)
         put_together = Aggregation(present, found, direction)
     model, moments = algorithm.server.step(server.model, direction, server.moments)
-    if report.statistics and step_size > 0:
-        # Running statistics are averaged: no server optimiser, no step size.
-        mean = server.model + direction / step_size
-        model = torch.cat([model[: -report.statistics], mean[-report.statistics :]])
+    if report.statistics:
+        # Running statistics are averaged: no server optimiser, no step size, none from memory.
+        tail = slice(-report.statistics, None)
+        model = torch.cat([model[: -report.statistics], server.model[tail] + moved[tail]])
     if not bool(torch.isfinite(model.sum())):
         raise DivergenceError(
             f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedunfold as fu
 from fedunfold.errors import InputError
 from fedunfold.flower import Registration, WeightedStrategy, introduce, reporting
+from fedunfold.flower.arrays import Layout
 from fedunfold.weighting.learned import LearnedWeights
 from tests.flower.grid import LocalGrid
 
@@ -373,3 +374,19 @@ def test_learned_weights_bring_what_they_were_learned_for() -> None:
         start(strategy, LocalGrid(app_of(), NODES), rounds=3)
     with pytest.raises(InputError, match="leave out train_metrics_aggr_fn"):
         WeightedStrategy(train_metrics_aggr_fn=lambda records, key: MetricRecord())
+
+
+def test_running_statistics_go_to_the_end_and_come_back_in_their_place() -> None:
+    parts = {
+        "norm.running_mean": np.array([1.0, 2.0], np.float32),
+        "norm.num_batches_tracked": np.array(7),
+        "linear.weight": np.array([[3.0, 4.0, 5.0]], np.float32),
+    }
+    record = ArrayRecord({name: Array(values) for name, values in parts.items()})
+    layout = Layout.of(record)
+    flat, others = layout.read(record)
+    assert (flat.tolist(), layout.statistics) == ([3.0, 4.0, 5.0, 1.0, 2.0], 2)
+    back = layout.record(flat, others)
+    assert list(back) == list(parts)
+    for name, values in parts.items():
+        assert np.array_equal(back[name].numpy(), values)

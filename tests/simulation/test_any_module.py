@@ -1,13 +1,16 @@
 """Models with running statistics and dropout: what a client by itself would train in plain PyTorch."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedunfold.errors import InputError
 from fedunfold.federation import RoundRequest
 from fedunfold.models import ModelFactory, flat_model, set_flat_model, statistics
 from fedunfold.rounds import Algorithm, run_rounds
-from fedunfold.server import adam
+from fedunfold.server import adam, momentum
 from fedunfold.simulation.dropout import SeededDropout, seed_dropout
 from fedunfold.simulation.schedule import Draw
 from fedunfold.updates import accumulated, sgd
@@ -109,3 +112,45 @@ def test_dropout_keeps_the_mean_and_drops_a_share_p(kind: type[nn.Module], shape
         assert torch.equal(out, out[:, :, :1, :1].expand_as(out)), "whole channels"
     assert torch.equal(module.eval()(ones), ones)
     assert not nn.Sequential(SeededDropout(1.0, False, generator))(ones).any()
+
+
+def test_remembered_clients_do_not_move_statistics_again() -> None:
+    """A change of a running variance, added in every round that its client is away, would make it negative."""
+    env = tiny(SIZES, batch_size=4, reliability=0.5, rounds=8)
+    federation = simulated(env, normalised)
+    result = run_rounds(federation, size(), 8, algorithm=Algorithm(absent="remember"), run=RUN)
+    assert not result.present.all()
+    variance = dict(federation.module(result.model).named_buffers())["1.running_var"]
+    assert (variance > 0).all()
+    assert all(math.isfinite(evaluation.loss) for evaluation in result.evaluations)
+
+
+def test_a_step_of_nothing_still_averages_statistics() -> None:
+    env = tiny(SIZES, batch_size=4, rounds=2)
+    federation = simulated(env, normalised)
+    count = sum(part.numel() for part in statistics(normalised()).values())
+    still = Algorithm(server=momentum(), step_sizes=(0.0,))
+    start, end = federation.initial_model(RUN), run_rounds(federation, size(), 2, algorithm=still, run=RUN).model
+    assert torch.equal(end[:-count], start[:-count])
+    report = federation.train(RoundRequest(RUN, 0, start, sgd()))
+    first = run_rounds(federation, size(), 1, algorithm=still, run=RUN).model
+    shares = report.sizes / report.sizes.sum()
+    torch.testing.assert_close(first[-count:], (start + shares @ report.updates)[-count:])
+
+
+def test_a_trained_module_is_ready_to_predict() -> None:
+    federation = simulated(tiny(), dropping)
+    assert not federation.module(federation.initial_model(RUN)).training
+
+
+def test_a_layer_of_dropout_may_be_used_twice() -> None:
+    def build() -> nn.Module:
+        layer = nn.Dropout(0.5)
+        return nn.Sequential(nn.Linear(5, 4), layer, nn.ReLU(), nn.Linear(4, 4), layer, nn.Linear(4, 3))
+
+    assert simulated(tiny(), build).kernel == "AnyModule"
+
+
+def test_a_client_with_one_row_is_named() -> None:
+    with pytest.raises(InputError, match="client 'a': its last minibatch is a single row"):
+        simulated(tiny({"a": 1}), normalised)

@@ -327,3 +327,11 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 def test_divergence_is_told(adjoint: str) -> None:
     with pytest.raises(DivergenceError, match=r"round \d"):
         learned(tiny(lr=1e38), torch.float32, adjoint=adjoint)
+
+
+def test_the_first_step_leaves_every_one_of_many_clients_some_weight() -> None:
+    """θ = √(1/K) is as small as a step where there are many clients."""
+    result = learned(tiny({f"c{k}": 4 for k in range(100)}, rounds=2), iterations=1, lr=0.1)
+    # θ goes to half or to one and a half of what it was.
+    assert result.weights.min() * 100 >= 0.25 / 2.25
+    assert result.weights.max() * 100 > 1

@@ -112,7 +112,7 @@ class Unrolled:
                 elif self.algorithm.absent_loss == "evaluate" and not self.outer.startswith("final"):
                     for x, y in self.batches(run, t, k):
                         total = total + self.outer_loss(w, x, y, self.env.epochs(k, t))
-            squares = row**2
+            squares, fresh = row**2, dict(deltas)
             if self.algorithm.absent == "drop":
                 if not deltas:
                     continue
@@ -120,12 +120,12 @@ class Unrolled:
             else:
                 norm = squares.sum()
             if self.algorithm.absent == "remember":
-                memory.update(deltas)
+                memory.update({k: self.trained_part(d, 0 * d[self.trained :]) for k, d in deltas.items()})
                 deltas = memory
             u = torch.zeros_like(w)
             for k, delta in deltas.items():
                 u = u + squares[k] / norm * delta
-            mean = (w + u)[self.trained :]
+            mean = w[self.trained :] + sum(squares[k] / norm * d[self.trained :] for k, d in fresh.items())
             w, m, v = self.server(w, step_sizes[t] * u, m, v)
             w = self.trained_part(w, mean)
         for k in clients:

@@ -30,7 +30,9 @@ def main(grid: Grid, context: Context) -> None:
     runs: dict[str, Any] = {}
     for name, (rule, algorithm) in contenders(clients, config, folder).items():
         state = folder / f"{name}-run.safetensors" if folder else None
-        result = run_rounds(clients, rule, clients.environment.rounds, algorithm=algorithm, checkpoint=state)
+        # The same updates under two sets of weights would tell a private federation's server more than their sums.
+        run = f"trial-{name}" if config["private"] else "trial-0"
+        result = run_rounds(clients, rule, clients.environment.rounds, algorithm=algorithm, run=run, checkpoint=state)
         last = result.evaluations[-1]
         runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "present": result.present.int().tolist()}
         print(f"{name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)

@@ -54,7 +54,8 @@ def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
 class Layout:
     """Names, shapes and types of a model's arrays, as the server sent them first.
 
-    Floating-point arrays are what is averaged; the others (counters) are carried along as they are.
+    Floating-point arrays are what is averaged, running statistics at the end; the others (counters) are carried
+    along as they are.
     """
 
     shapes: dict[str, Shape]
@@ -75,8 +76,9 @@ class Layout:
             raise InputError(f"has other arrays than were sent ('{odd[0]}')")
         wide = any(self.types[name] == np.float64 for name in self._averaged())
         pieces, others = [], {}
-        for name, shape in self.shapes.items():
-            values = read_array(record[name], name)
+        others_last = [*self._averaged(), *(name for name in self.shapes if self.types[name].kind != "f")]
+        for name in others_last:
+            shape, values = self.shapes[name], read_array(record[name], name)
             averaged = self.types[name].kind == "f"
             if values.shape != shape or (values.dtype.kind != "f" if averaged else values.dtype != self.types[name]):
                 raise InputError(
@@ -102,5 +104,15 @@ class Layout:
             }
         )
 
+    @property
+    def statistics(self) -> int:
+        """How many numbers at the end of the vector are running statistics."""
+        return sum(prod(self.shapes[name]) for name in self._averaged() if _is_running(name))
+
     def _averaged(self) -> list[str]:
-        return [name for name, kind in self.types.items() if kind.kind == "f"]
+        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=_is_running)
+
+
+def _is_running(name: str) -> bool:
+    """By the names that torch gives to the statistics of its normalisation layers."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")

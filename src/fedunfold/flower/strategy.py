@@ -240,6 +240,7 @@ class WeightedStrategy(FedAvg):
         # In the order they were first seen in: the server's memory goes by position.
         keys = self.rule.keys if isinstance(self.rule, LearnedWeights) else tuple(self._samples)
         present, model = [answers[key] for key in keys if key in answers], run.server.model
+        statistics = run.layout.statistics
         updates = torch.stack([answer.update for answer in present]) if present else model.new_empty(0, len(model))
 
         def numbers(need: Need) -> Tensor | None:
@@ -259,7 +260,8 @@ class WeightedStrategy(FedAvg):
             start_loss=numbers("start_loss"),
             accuracy=numbers("accuracy"),
             # Up to the learning rate, which all clients share and angles do not see.
-            gradients=-updates if "gradients" in self.rule.needs else None,
+            gradients=-updates[:, : updates.shape[1] - statistics] if "gradients" in self.rule.needs else None,
+            statistics=statistics,
         )
 
 

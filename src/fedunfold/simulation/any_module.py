@@ -33,6 +33,7 @@ class AnyModule:
         self._names, self._running = list(trained), list(running)
         self.shapes = tuple(p.shape for p in trained.values())
         self.statistics = tuple(buffer.shape for buffer in running.values())
+        x = x.expand(2, *x.shape[1:]) if len(x) == 1 else x
         tried = _Lane([p.detach() for p in trained.values()], list(running.values()), x, x.new_empty(0), seed=0)
         self._check_training(tried)
         self.fewest_rows = self._fewest_rows(tried)

@@ -33,7 +33,7 @@ def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
     """Put seeded dropout in the place of torch's, wherever the module has it."""
     named = dict(module.named_modules())
     for path, parent in named.items():
-        for name, layer in list(parent.named_children()):
+        for name, layer in list(parent._modules.items()):  # a layer may stand there under several names
             if not isinstance(layer, nn.modules.dropout._DropoutNd) or layer.p == 0:
                 continue
             if type(layer) not in WHOLE_CHANNELS:

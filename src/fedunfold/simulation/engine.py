@@ -158,10 +158,10 @@ class SimulatedFederation:
         return self._outer_at(self._round(request, everybody), np.arange(len(self.clients)))
 
     def module(self, model: Tensor) -> nn.Module:
-        """The classifier with the parameters w [d] in it, on the CPU."""
+        """The classifier with the model w [d] in it, on the CPU, ready to predict."""
         module = seeded(self._build, self.environment.seed, "shape")
         set_flat_model(module, model.cpu())
-        return module
+        return module.eval()
 
     @_few_threads
     def evaluate(self, model: Tensor) -> Evaluation:

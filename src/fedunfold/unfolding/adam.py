@@ -29,7 +29,7 @@ class Adam:
     def start(cls, theta: Tensor, betas: tuple[float, float] = betas) -> "Adam":
         return cls(torch.zeros_like(theta), torch.zeros_like(theta), betas=betas)
 
-    def step(self, theta: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, "Adam"]:
+    def step(self, theta: Tensor, gradient: Tensor, lr: float | Tensor) -> tuple[Tensor, "Adam"]:
         """The next θ, and the state after it."""
         n, (beta1, beta2) = self.steps + 1, self.betas
         m = beta1 * self.m + (1 - beta1) * gradient

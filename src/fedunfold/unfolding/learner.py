@@ -30,8 +30,8 @@ class Learning:
     `iterations` steps of size `lr` on θ, from θ = √(N_k/N). `optimizer` is "adam", the paper's, or "rmsprop", Adam
     without momentum and with a short memory: few large steps must not carry on where the gradient has turned. With
     `decay` "linear", step m is lr (1 − m/M): large steps find the way, small ones at the end let the noise of single
-    draws average out. The initial model is the same in every
-    iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text). Every step averages the
+    draws average out. No step of a client's θ is larger than half its first value. The initial model is the same in
+    every iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text). Every step averages the
     gradients of `draws` runs, each with its own minibatches and absences.
 
     `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
@@ -127,6 +127,8 @@ def learn(
     keys = tuple(client.key for client in federation.clients)
     settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "rounds": rounds}
     betas = BETAS[learning.optimizer]
+    # A first step is as large as `lr` whatever the gradient, and must not take a small client's weight away for good.
+    most = torch.cat([shares.sqrt() / 2, shares.new_full((1,), math.inf)])
     progress = Progress.start(shares, [algorithm.step_size(t) for t in range(rounds)], betas)
     # The first initial model stands for the seed, the model and the precision.
     start = federation.initial_model("learn-0")
@@ -160,7 +162,7 @@ def learn(
         )
         first = progress.losses[0] if progress.losses else loss
         gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
-        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), learning.step(m))
+        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
         if checkpoint is not None and time.monotonic() - written >= between:
             progress.save(checkpoint, identity)
             written = time.monotonic()

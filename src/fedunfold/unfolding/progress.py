@@ -37,7 +37,7 @@ class Progress:
         roots = torch.cat([shares.sqrt().repeat(len(sigma), 1), sigma[:, None]], 1)
         return cls(roots, Adam.start(roots, betas), (), (weights_of(roots[:, :-1]),))
 
-    def after(self, loss: float, gradient: Tensor, lr: float) -> "Progress":
+    def after(self, loss: float, gradient: Tensor, lr: float | Tensor) -> "Progress":
         """One Adam step further."""
         roots, optimizer = self.optimizer.step(self.roots, gradient, lr)
         return Progress(roots, optimizer, (*self.losses, loss), (*self.history, weights_of(roots[:, :-1])))

@@ -29,7 +29,8 @@ def encode(vector: np.ndarray, members: int) -> np.ndarray:
     values = np.asarray(vector, dtype=np.float64)
     if not bool(np.all(np.abs(values) <= BOUND)):  # a NaN is not <= either
         raise InputError(
-            f"a vector to be added up has a number that is not finite or beyond ±{BOUND:g}; lower the learning rate."
+            f"a vector to be added up has a number that is not finite or beyond ±{BOUND:g}; lower the learning rate, "
+            "or scale the features."
         )
     return np.rint(np.ldexp(values, fraction_bits(members))).astype(np.int64).view(np.uint64)
 
