@@ -14,10 +14,9 @@ from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
-from fedunfold.simulation.any_module import AnyModule
+from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
-from fedunfold.simulation.kernel import Kernel, check_trainable
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Findings, Launched, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
@@ -70,7 +69,8 @@ class SimulatedFederation:
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
-        self._kernel = self._choose_kernel()
+        module = seeded(self._build, environment.seed, "shape").to(self._device, dtype)
+        self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         self._ahead: tuple[list[tuple[Draw, Share]], Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
@@ -370,19 +370,6 @@ class SimulatedFederation:
 
     # --- small things ------------------------------------------------------------------------------------
 
-    def _choose_kernel(self) -> Kernel:
-        module = seeded(self._build, self.environment.seed, "shape").to(self._device, self._dtype)
-        check_trainable(module, self._x[:64], self.data.classes)
-        kernel: Kernel = LinearStack(module) if LinearStack.fits(module) else AnyModule(module, self._x[:64])
-        batch_size = self.environment.batch_size
-        for key, size in zip(self.data.keys, self.data.sizes, strict=True):
-            if (size % batch_size or batch_size) < kernel.fewest_rows:
-                raise InputError(
-                    f"client '{key}': its last minibatch is a single row, on which the model's normalisation cannot be "
-                    f"trained; choose another batch size than {batch_size}."
-                )
-        return kernel
-
     def _rows(self, clients: np.ndarray) -> Tensor | slice:
         """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
         if len(clients) == len(self.clients):
@@ -404,13 +391,6 @@ class SimulatedFederation:
                 f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
                 f"learning rate (now {self.lr})."
             )
-
-
-def kernel_name(environment: Environment) -> str:
-    """Which path an environment's own model takes."""
-    data = environment.load()
-    build = model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
-    return (LinearStack if LinearStack.fits(seeded(build, environment.seed, "shape")) else AnyModule).__name__
 
 
 def _memory(device: torch.device) -> int:
