@@ -171,20 +171,12 @@ class RemoteFederation:
     ) -> dict[str, Reply]:
         """Ask these clients, and keep the answers that are what was asked for."""
         messages = self._messages(request, keys, present, adjoints)
+
+        def read(answer: Reply, key: str) -> Reply:
+            return checked(answer, *self._expected(verb, request, messages[key][0]))
+
         answers = self._channel.ask(verb, messages)
-        kept = {}
-        for key in keys:
-            answer = answers.get(key)
-            if answer is None:
-                self.faults.add(key, "no answer", f"{verb} in round {request.round}")
-            elif isinstance(answer, str):
-                self.faults.add(key, "failed", answer)
-            else:
-                try:
-                    kept[key] = checked(answer, *self._expected(verb, request, messages[key][0]))
-                except InputError as error:
-                    self.faults.add(key, "set aside", f"{verb} in round {request.round} {error}")
-        return kept
+        return self.faults.sifted(answers, keys, f"{verb} in round {request.round}", read)
 
     def _assignments(self, request: RoundRequest, present: np.ndarray) -> dict[str, Assignment]:
         env = self.environment

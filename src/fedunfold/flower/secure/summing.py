@@ -111,19 +111,7 @@ class SecureSum:
         self, verb: SumStage, messages: Records, reading: Callable[[RecordDict, str], Answer]
     ) -> dict[str, Answer]:
         """Those who gave an answer that can be read, in the order they were asked in."""
-        answers, kept = self.exchange(verb, messages), {}
-        for key in messages:
-            answer = answers.get(key)
-            if answer is None:
-                self.faults.add(key, "no answer", f"{verb}, {self.where}")
-            elif isinstance(answer, str):
-                self.faults.add(key, "failed", answer)
-            else:
-                try:
-                    kept[key] = reading(answer, key)
-                except InputError as error:
-                    self.faults.add(key, "set aside", f"{verb}, {self.where}: {error}")
-        return kept
+        return self.faults.sifted(self.exchange(verb, messages), messages, f"{verb}, {self.where}", reading)
 
     def _revealed(self, sum_id: str, survivors: Mapping[str, Reply], lost: int) -> dict[str, Revealed]:
         def read_revealed(record: RecordDict, key: str) -> Revealed:
