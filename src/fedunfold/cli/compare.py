@@ -1,0 +1,153 @@
+"""`fedunfold compare`, and `demo`, which is one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedunfold.cli import Stopped
+from fedunfold.cli import options as opt
+from fedunfold.cli.asked import environment_of, folder_for, method_from_file
+from fedunfold.errors import FedunfoldError
+
+if TYPE_CHECKING:
+    from fedunfold.environments import Environment
+    from fedunfold.experiments.methods import Method
+    from fedunfold.report.run_folder import RunFolder
+
+DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without being asked
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the results.")] = DEMO,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
+    seed: opt.Seed = None,
+    device: opt.Device = "cpu",
+) -> None:
+    """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures."""
+    from fedunfold.report.run_folder import RunFolder
+
+    _compare(
+        "demo",
+        environment_of("digits-label-skew", seed, None),
+        ["fedavg", "dr-fedavg", "duw-fedavg"],
+        RunFolder(out, overwrite=overwrite or out == DEMO),
+        trials=5,
+        format=format,
+        device=device,
+        show_weights=True,
+    )
+
+
+@opt.with_learning
+def compare(
+    env: opt.Env,
+    methods: Annotated[
+        str,
+        typer.Option("--methods", help="Names, and files of learned weights, separated by commas."),
+    ] = "fedavg,duw-fedavg",
+    trials: opt.Trials = 5,
+    update: opt.Update = None,
+    server: opt.Server = None,
+    absent: opt.Absent = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
+    seed: opt.Seed = None,
+    rounds: opt.Rounds = None,
+    device: opt.Device = "cpu",
+    dtype: opt.Precision = "float32",
+    *,
+    learning: opt.LearningOptions,
+) -> None:
+    """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
+    environment = environment_of(env, seed, rounds)
+    _compare(
+        "compare",
+        environment,
+        [name.strip() for name in methods.split(",") if name.strip()],
+        folder_for("compare", environment, out, overwrite),
+        trials=trials,
+        format=format,
+        device=device,
+        dtype=dtype,
+        parts={"update": update, "server": server, "absent": absent},
+        learning=learning,
+    )
+
+
+def _compare(
+    command: str,
+    environment: "Environment",
+    names: Sequence[str],
+    folder: "RunFolder",
+    *,
+    trials: int,
+    format: opt.Format,
+    device: str,
+    dtype: opt.Precision = "float32",
+    parts: dict[str, str | None] | None = None,
+    learning: opt.LearningOptions | None = None,
+    show_weights: bool = False,
+) -> None:
+    import torch
+
+    from fedunfold.cli import console
+    from fedunfold.experiments import comparing
+    from fedunfold.report.run_folder import of_comparison
+
+    ending: Stopped | FedunfoldError | None = None
+    with folder, console.ProgressWatcher() as watcher:
+        try:
+            chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
+            comparison = comparing.compare(
+                environment,
+                chosen,
+                trials=trials,
+                device=device,
+                dtype=getattr(torch, dtype),
+                watcher=watcher,
+            )
+        except KeyboardInterrupt:
+            comparison = watcher.so_far(environment.name)
+            if comparison.methods:
+                ending = Stopped(f"stopped; what was finished is shown and kept in {folder.path}.")
+            elif watcher.learned:
+                ending = Stopped(f"stopped before the first trial ended; weights so far are kept in {folder.path}.")
+            else:
+                raise Stopped("stopped before the first trial ended; nothing was saved.") from None
+        except FedunfoldError as error:
+            # A method that failed in a later trial is left out: its mean would be over the lucky ones.
+            comparison, ending = watcher.so_far(environment.name, at_least=trials), error
+            if not comparison.methods:
+                raise
+    # Shown before it is written: a disk that is full by now must not take the table along.
+    if comparison.methods and format == "json":
+        console.print_json(comparison.as_json())
+    elif comparison.methods:
+        console.out.print(console.comparison_table(comparison))
+        for result in comparison.methods if show_weights else ():
+            if result.learned is not None:
+                console.out.print(console.weights_table(result.learned))
+    unfinished = {} if isinstance(ending, FedunfoldError) else watcher.learned
+    files = of_comparison(comparison, unfinished)
+    folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+    if format == "text":
+        console.say(f"records and figures are in {folder.path}")
+    if ending is not None:
+        raise ending
+
+
+def _chosen(
+    name: str, environment: "Environment", parts: dict[str, str | None], learning: opt.LearningOptions | None
+) -> "Method":
+    """A method by its name or by the file of its weights, with the parts and the learning asked for."""
+    from dataclasses import replace
+
+    from fedunfold.experiments.methods import changed, method
+
+    named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)
+    named = changed(named, **parts)
+    return named if learning is None else replace(named, learning=learning.changing(named.learning, environment))

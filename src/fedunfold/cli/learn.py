@@ -1,0 +1,84 @@
+"""`fedunfold learn`: aggregation weights for an environment."""
+
+from typing import Annotated
+
+import typer
+
+from fedunfold.cli import Stopped
+from fedunfold.cli import options as opt
+from fedunfold.cli.asked import environment_of, folder_for
+
+
+@opt.with_learning
+def learn(
+    env: opt.Env,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
+    seed: opt.Seed = None,
+    rounds: opt.Rounds = None,
+    method: Annotated[
+        str, typer.Option("--method", help="What the weights are for: duw-fedavg, duw-fednova, fedunfold, …")
+    ] = "duw-fedavg",
+    update: opt.Update = None,
+    server: opt.Server = None,
+    absent: opt.Absent = None,
+    absent_loss: opt.AbsentLoss = "evaluate",
+    fraction: opt.Fraction = 1.0,
+    device: opt.Device = "cpu",
+    dtype: opt.Precision = "float32",
+    *,
+    learning: opt.LearningOptions,
+) -> None:
+    """Learn aggregation weights for an environment, and save them."""
+    from dataclasses import replace
+
+    import torch
+
+    from fedunfold.cli import console
+    from fedunfold.experiments import methods
+    from fedunfold.experiments.learning import learn_weights
+    from fedunfold.report.run_folder import of_learning
+
+    environment = environment_of(env, seed, rounds)
+    chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent)
+    how = learning.changing(chosen.learning, environment)
+    algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
+    folder = folder_for("learn", environment, out, overwrite)
+    interrupted = False
+    with folder, console.ProgressWatcher() as watcher:
+        try:
+            learned = learn_weights(
+                environment,
+                algorithm=algorithm,
+                learning=how,
+                fraction=fraction,
+                device=device,
+                dtype=getattr(torch, dtype),
+                on_iteration=lambda so_far: watcher.learning("learn", so_far, how.iterations),
+            )
+        except KeyboardInterrupt:
+            if "learn" not in watcher.learned:
+                raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
+            learned, interrupted = watcher.learned["learn"], True
+    algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
+    folder.write(*("learn", environment, of_learning(learned)), algorithm=algorithm, learning=how, fraction=fraction)
+    file, done = folder.path / "weights.safetensors", len(learned.losses)
+    if format == "json":
+        console.print_json(
+            {
+                "environment": environment.name,
+                "clients": learned.keys,
+                "iterations": done,
+                "outer_loss": learned.losses.tolist(),
+                "weights": learned.weights.tolist(),
+                "step_sizes": algorithm.step_sizes,
+                "folder": str(folder.path),
+                "file": str(file),
+            }
+        )
+    else:
+        console.out.print(console.weights_table(learned, algorithm.step_sizes))
+        console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
+    if interrupted:
+        raise Stopped(f"stopped after {done} of {how.iterations} outer iterations; what was learned is saved.")

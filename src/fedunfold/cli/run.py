@@ -1,0 +1,83 @@
+"""`fedunfold run`: one training of the federation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedunfold.cli import options as opt
+from fedunfold.cli.asked import environment_of, method_from_file
+from fedunfold.errors import InputError
+
+
+def run(
+    env: opt.Env,
+    method: Annotated[
+        str | None, typer.Option("--method", help="A method's name, such as fednova; fedavg where nothing is said.")
+    ] = None,
+    rule: opt.Rule = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="Learned weights (.safetensors).")
+    ] = None,
+    mapped: Annotated[
+        bool, typer.Option("--map", help="Map weights by client key and round to this federation.")
+    ] = False,
+    update: opt.Update = None,
+    server: opt.Server = None,
+    absent: opt.Absent = None,
+    trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    format: opt.Format = "text",
+    seed: opt.Seed = None,
+    rounds: opt.Rounds = None,
+    device: opt.Device = "cpu",
+    dtype: opt.Precision = "float32",
+) -> None:
+    """Train the federation once with a rule, a method or learned weights."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from fedunfold.cli import console
+    from fedunfold.experiments import comparing, methods
+    from fedunfold.report.run_folder import RunFolder, of_run
+
+    if mapped and weights is None:
+        raise InputError("--map is about learned weights; name their file with --weights.")
+    for option, given in (("--rule", rule), ("--method", method)):
+        if weights is not None and given is not None:
+            raise InputError(f"give {option} or --weights, not both.")
+    environment = environment_of(env, seed, rounds)
+    chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
+    chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
+    folder = None if out is None else RunFolder(out, overwrite=overwrite)
+    with folder or nullcontext(), console.progress() as bars:
+        task = bars.add_task(chosen.name, total=environment.rounds, note="")
+        result = comparing.run(
+            environment,
+            chosen,
+            trial=trial,
+            device=device,
+            dtype=getattr(torch, dtype),
+            on_round=lambda _, seen: bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %"),
+        )
+    if folder is not None:
+        files = of_run(environment, chosen.name, result)
+        folder.write("run", environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+    if format == "json":
+        console.print_json(
+            {
+                "environment": environment.name,
+                "method": chosen.name,
+                "accuracy": 100 * result.accuracies[-1],
+                "rounds": [100 * accuracy for accuracy in result.accuracies],
+                "losses": [evaluation.loss for evaluation in result.evaluations],
+                "weights": result.weights.tolist(),
+            }
+        )
+        return
+    for t, evaluation in enumerate(result.evaluations):
+        console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
+    if folder is not None:
+        console.say(f"records and the trained model are in {folder.path}")
