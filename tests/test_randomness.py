@@ -19,6 +19,14 @@ def test_the_same_draw_again(seed: int, purpose: str, what: list[str | int]) -> 
     assert one.permutation(20).tolist() == other.permutation(20).tolist()
 
 
+@given(seed=seeds, purpose=purposes, what=parts, size=st.integers(0, 50))
+def test_permutations_are_those_of_a_generator_of_their_own(
+    seed: int, purpose: str, what: list[str | int], size: int
+) -> None:
+    found = randomness.permutation(size, seed, purpose, *what)
+    assert found.tolist() == randomness.generator(seed, purpose, *what).permutation(size).tolist()
+
+
 @given(seed=seeds, purpose=purposes, what=parts)
 def test_ranges(seed: int, purpose: str, what: list[str | int]) -> None:
     assert 0 <= randomness.uniform(seed, purpose, *what) < 1

@@ -18,8 +18,9 @@ from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.planning import Planner
 from fedunfold.simulation.round import Findings, Launched, Round
-from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
+from fedunfold.simulation.schedule import Draw, Share
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
@@ -71,7 +72,7 @@ class SimulatedFederation:
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
         module = seeded(self._build, environment.seed, "shape").to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
-        self._ahead: tuple[list[tuple[Draw, Share]], Plan] | None = None
+        self._planner = Planner(environment.batch_size, self._rows_at_most)
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -119,7 +120,7 @@ class SimulatedFederation:
     def _report(self, round: Round, launched: Launched) -> RoundReport:
         request = round.request
         found = Findings.none(len(self.clients), request.model)
-        if len(round.away) and request.absent_loss == "evaluate":
+        if len(round.away) and _asks_absent(request):
             self._ask_absent(round, found)
         if len(round.there):
             self._gather(round, launched, found)
@@ -150,6 +151,8 @@ class SimulatedFederation:
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
         leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
+        if request.round:
+            self._look_ahead([round], -1)
         return (leaving - arriving).sum(0)
 
     @_few_threads
@@ -199,7 +202,8 @@ class SimulatedFederation:
     def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> Walk | FusedWalk:
         """The local walk of the present clients, in one launch where that can be."""
         request = rounds[0].request
-        schedule = self._plan(rounds).on(self._device, self._dtype)
+        walks = [walk for round in rounds for walk in round.walks(round.there)]
+        schedule = self._planner.plan(walks).on(self._device, self._dtype)
         lanes = list(schedule.order)
         outer = None
         if request.outer is not None:
@@ -213,22 +217,15 @@ class SimulatedFederation:
                 return fused
         return Walk(self._kernel, *parts, self._memory_budget)
 
-    def _plan(self, rounds: Sequence[Round]) -> Plan:
-        """The present clients' minibatches, unless `_look_ahead` has drawn them already."""
-        walks = [walk for round in rounds for walk in round.walks]
-        if self._ahead is not None and self._ahead[0] == walks:
-            return self._ahead[1]
-        return plan(walks, self.environment.batch_size, self._rows_at_most)
-
-    def _look_ahead(self, rounds: Sequence[Round]) -> None:
-        """Draw the next round's minibatches while a GPU is busy with this one's."""
+    def _look_ahead(self, rounds: Sequence[Round], way: int = 1) -> None:
+        """Begin to draw the next round's minibatches, or those of the one before, while a GPU is busy."""
         if self._device.type == "cpu":
             return
-        requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
+        requests = [replace(round.request, round=round.request.round + way) for round in rounds]
         following = [self._round(request, self._present(self._draw(request))) for request in requests]
-        walks = [walk for round in following for walk in round.walks]
-        if walks:
-            self._ahead = walks, self._plan(following)
+        training = [walk for round in following for walk in round.walks(round.there)]
+        asked = [round for round in following if way == 1 and _asks_absent(round.request)]
+        self._planner.look_ahead(training, [round.walks(round.away) for round in asked])
 
     def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
@@ -308,7 +305,7 @@ class SimulatedFederation:
         request = round.request
         if "loss" in request.needs:
             found.loss[round.away] = self._losses_at(round, round.away, per_sample=False)[round.away]
-        if request.outer is not None and not request.outer.only_last_layer:
+        if _outer_on_the_way(request):
             report = self._outer_at(round, round.away)
             found.outer_loss += report.loss
             found.outer_gradients.append(report.gradient)
@@ -321,7 +318,7 @@ class SimulatedFederation:
             raise InputError("the request names no outer loss.")
         rows = self._rows(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients].astype(int))
-        weights = self._tensor(self._minibatch_coefficients(round, clients) * factors)
+        weights = self._tensor(self._planner.coefficients(round.walks(clients)) * factors)
         class_weights = self._class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
@@ -342,7 +339,7 @@ class SimulatedFederation:
         rows = self._rows(clients)
         _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
         sizes = self._sizes[clients].astype(int)
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._planner.coefficients(round.walks(clients))
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -355,10 +352,6 @@ class SimulatedFederation:
             predicted, _ = FixedModel(self._kernel, model).predictions(self._x[rows], self._y[rows])
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
-
-    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
-        batch_size = self.environment.batch_size
-        return np.concatenate([sample_coefficients(round.draw, round.shares[k], batch_size) for k in clients])
 
     def _class_weights(self, request: RoundRequest) -> Tensor | None:
         if request.outer is None:
@@ -391,6 +384,15 @@ class SimulatedFederation:
                 f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
                 f"learning rate (now {self.lr})."
             )
+
+
+def _outer_on_the_way(request: RoundRequest) -> bool:
+    return request.outer is not None and not request.outer.only_last_layer
+
+
+def _asks_absent(request: RoundRequest) -> bool:
+    """Whether absent clients' losses at w^(t) are wanted."""
+    return request.absent_loss == "evaluate" and ("loss" in request.needs or _outer_on_the_way(request))
 
 
 def _memory(device: torch.device) -> int:

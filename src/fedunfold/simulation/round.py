@@ -30,10 +30,9 @@ class Round:
     def there(self) -> np.ndarray:
         return np.flatnonzero(self.present)
 
-    @property
-    def walks(self) -> list[tuple[Draw, Share]]:
-        """What each present client draws by, and its share."""
-        return [(self.draw, self.shares[k]) for k in self.there]
+    def walks(self, clients: np.ndarray) -> tuple[tuple[Draw, Share], ...]:
+        """What each of some clients draws by, and its share."""
+        return tuple((self.draw, self.shares[k]) for k in clients)
 
     @property
     def away(self) -> np.ndarray:

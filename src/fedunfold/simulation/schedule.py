@@ -24,8 +24,7 @@ class Draw:
 
     def permutation(self, key: str, epoch: int, size: int) -> np.ndarray:
         """The order in which client `key` meets its samples in an epoch of this round."""
-        stream = randomness.generator(self.seed, "minibatches", self.run, self.round, key, epoch)
-        return stream.permutation(size)
+        return randomness.permutation(size, self.seed, "minibatches", self.run, self.round, key, epoch)
 
     def noise(self, key: str, step: int) -> int:
         """A seed for what a model draws itself in a step of client `key`, such as dropout."""
