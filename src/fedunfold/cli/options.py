@@ -97,6 +97,10 @@ class LearningOptions:
         Literal["none", "linear"] | None,
         typer.Option("--decay", help="Whether the outer step size goes down to 0 over the iterations."),
     ] = None
+    tape: Annotated[
+        Literal["full", "half", "disk"] | None,
+        typer.Option("--tape", help="All rounds' updates in memory, in half of it, or on disk."),
+    ] = None
 
     def changing(self, learning: "Learning", environment: "Environment") -> "Learning":
         """A method's learning, changed as the command line says."""

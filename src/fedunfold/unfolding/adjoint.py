@@ -9,7 +9,7 @@
 
 `first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
 one federated run plus T·K dot products. `exact` asks the clients for them (`Federation.backprop`). In neither
-is there a graph over rounds; what is kept is T models and the clients' updates.
+is there a graph over rounds; what is kept is T models and the clients' updates (`tape`).
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,8 @@ from fedunfold.aggregation import coefficients
 from fedunfold.errors import DivergenceError
 from fedunfold.federation import Federation, RoundRequest
 from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Aggregation, Algorithm, Server, aggregate
+from fedunfold.rounds import Algorithm, Server, aggregate
+from fedunfold.unfolding.tape import Entered, Tape, TapeKind
 
 AdjointKind = Literal["first_order", "exact"]
 
@@ -43,8 +44,10 @@ class _Layer:
 
     request: RoundRequest
     outer_gradient: Tensor | None
-    server: Server
-    aggregation: Aggregation
+    moments: tuple[Tensor, ...]
+    present: Tensor
+    entered: Entered
+    direction: Tensor | None
 
 
 def weights_of(theta: Tensor) -> Tensor:
@@ -62,20 +65,23 @@ def unfold(
     *,
     run: str,
     model: Tensor,
+    tape: TapeKind = "full",
 ) -> Unfolded:
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
     request = algorithm.request(run, 0, model, outer=outer, path_gradient=adjoint == "first_order")
     layers, loss = [], 0.0
     server = Server.start(model, algorithm)
-    for t, row in enumerate(theta):
-        asked = replace(request, round=t, model=server.model)
-        report = federation.train(asked)
-        loss += report.outer_loss
-        after, aggregation = aggregate(server, report, weights_of(row), algorithm)
-        layers.append(_Layer(asked, report.outer_gradient, server, aggregation))
-        server = after
-    last = federation.outer(replace(request, round=len(theta), model=server.model))
-    gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
+    with Tape(tape) as kept:
+        for t, row in enumerate(theta):
+            asked = replace(request, round=t, model=server.model)
+            report = federation.train(asked)
+            loss += report.outer_loss
+            moments = server.moments
+            server, made = aggregate(server, report, weights_of(row), algorithm)
+            entered = kept.keep(made.contributions, made.present)
+            layers.append(_Layer(asked, report.outer_gradient, moments, made.present, entered, made.direction))
+        last = federation.outer(replace(request, round=len(theta), model=server.model))
+        gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
     return Unfolded(loss + last.loss, *gradients, server.model)
 
 
@@ -90,16 +96,16 @@ def _walk_back(
 ) -> tuple[Tensor, Tensor]:
     """dL/dθ and dL/ds from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached."""
     gradient, step_gradient = torch.zeros_like(theta), theta.new_zeros(len(theta))
-    moments = tuple(torch.zeros_like(moment) for moment in layers[-1].server.moments)
+    moments = tuple(torch.zeros_like(moment) for moment in layers[-1].moments)
     owed: dict[int, Tensor] = {}
     for t in reversed(range(len(layers))):
         layer = layers.pop()
-        present, direction = layer.aggregation.present, layer.aggregation.direction
+        present, direction = layer.present, layer.direction
         if direction is not None:
             adjoint, to_direction, moments = algorithm.server.vjp(
-                layer.server.model, direction, layer.server.moments, adjoint, moments
+                layer.request.model, direction, layer.moments, adjoint, moments
             )
-            entering = layer.aggregation.contributions
+            entering = layer.entered
             with torch.enable_grad():
                 row = theta[t].detach().requires_grad_()
                 alpha = coefficients(weights_of(row), present, algorithm.absent)

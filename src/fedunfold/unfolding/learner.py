@@ -17,6 +17,7 @@ from fedunfold.rounds import Algorithm
 from fedunfold.run_state import fingerprint
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.unfolding.progress import Progress
+from fedunfold.unfolding.tape import TapeKind
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -37,7 +38,8 @@ class Learning:
     `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
     the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
     learned beside Θ, from those of the algorithm. `shared_rounds` rounds in a row have the same weights and step
-    size: fewer numbers to learn, and less noise in each.
+    size: fewer numbers to learn, and less noise in each. `tape` is where the updates of all rounds are kept: "full",
+    or with large models and many clients "half" (of the memory) or on "disk".
     """
 
     iterations: int = 15
@@ -51,6 +53,7 @@ class Learning:
     shared_rounds: int = 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     decay: Literal["none", "linear"] = "linear"
+    tape: TapeKind = "full"
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -72,6 +75,8 @@ class Learning:
             raise InputError(f"the outer optimizer is 'adam' or 'rmsprop', not '{self.optimizer}'.")
         if self.decay not in ("none", "linear"):
             raise InputError(f"the outer step size has decay 'none' or 'linear', not '{self.decay}'.")
+        if self.tape not in get_args(TapeKind):
+            raise InputError(f"the tape of updates is 'full', 'half' or on 'disk', not '{self.tape}'.")
         if self.step_sizes not in ("one", "learned"):
             raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
 
@@ -180,7 +185,12 @@ def _step(
     for draw in range(learning.draws):
         run = f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}"
         start = federation.initial_model(run if learning.initial_model == "resample" else "learn-0")
-        found = unfold(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint, run=run, model=start)
+        found = unfold(
+            *(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint),
+            run=run,
+            model=start,
+            tape=learning.tape,
+        )
         loss += found.loss / learning.draws
         gradient[:, :-1] += found.gradient / learning.draws
         if learning.step_sizes == "learned":

@@ -1,0 +1,95 @@
+"""What the walk back needs of all rounds' updates: T · P · d numbers, in full, in half, or on disk.
+
+The walk back asks for inner products ⟨ū, m_k⟩ alone, so that an update kept with errors of relative size ε changes
+them, and the gradient of the weights, by about ε. `half` keeps m_k / max|m_k| in half precision (ε ≤ 2⁻¹¹ of the
+largest entry, and errors of d entries mostly cancel), `disk` keeps all digits in a temporary file.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import IO, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedunfold.aggregation import Contributions
+from fedunfold.errors import InputError
+from fedunfold.federation import HiddenSum
+
+TapeKind = Literal["full", "half", "disk"]
+
+
+class Entered(Protocol):
+    """Updates that entered a round: whose they are, and their inner products with a vector."""
+
+    @property
+    def clients(self) -> Tensor: ...
+
+    def along(self, vector: Tensor) -> Tensor:
+        """⟨v, m_k⟩, [n]."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Updates to be read one by one."""
+
+    clients: Tensor
+    rows: tuple[Callable[[], Tensor], ...]
+
+    def along(self, vector: Tensor) -> Tensor:
+        return torch.stack([row() @ vector for row in self.rows]) if self.rows else vector.new_zeros(0)
+
+
+class Tape(AbstractContextManager["Tape"]):
+    """Keeps the rounds of one run until it is walked back; a client's update is kept once, however long it is used."""
+
+    def __init__(self, kind: TapeKind) -> None:
+        self._kind = kind
+        self._opened = ExitStack()
+        self._file: IO[bytes] | None = None
+        self._latest: dict[int, Callable[[], Tensor]] = {}
+
+    def keep(self, entering: Contributions | HiddenSum, present: Tensor) -> Entered:
+        """A round's contributions as they are, or in a form that takes less memory."""
+        if self._kind == "full" or not isinstance(entering, Contributions):
+            return entering
+        there = torch.nonzero(present).flatten().tolist()
+        for k, update in zip(there, entering.fresh, strict=True):
+            self._latest[k] = self._row(entering.memory.get(k, update))
+        return _Kept(entering.clients, tuple(self._latest[k] for k in entering.clients.tolist()))
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _row(self, update: Tensor) -> Callable[[], Tensor]:
+        if self._kind == "disk":
+            return self._on_disk(update)
+        largest = update.abs().max().clamp(min=torch.finfo(update.dtype).tiny)
+        halves = (update / largest).half()
+        return lambda: halves.to(largest.dtype) * largest
+
+    def _on_disk(self, update: Tensor) -> Callable[[], Tensor]:
+        content = update.cpu().numpy().tobytes()
+        try:
+            if self._file is None:
+                self._file = self._opened.enter_context(
+                    tempfile.TemporaryFile(prefix="fedunfold-tape-")  # noqa: SIM115  (closed by __exit__)
+                )
+            file, begin = self._file, self._file.seek(0, os.SEEK_END)
+            file.write(content)
+            file.flush()
+        except OSError as error:
+            raise InputError(
+                f"the tape of updates cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room there, "
+                "name another folder in TMPDIR, or keep the tape in half precision."
+            ) from error
+        dtype, device, count = update.dtype, update.device, len(content)
+
+        def read() -> Tensor:
+            return torch.frombuffer(bytearray(os.pread(file.fileno(), count, begin)), dtype=dtype).to(device)
+
+        return read
