@@ -42,6 +42,22 @@ def test_looking_ahead_draws_in_other_threads_and_only_once(monkeypatch: pytest.
     assert len(where) == 1 and where[0].startswith("fedunfold-planning")
 
 
+def test_a_round_is_kept_while_the_next_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[threading.Thread] = []
+
+    def watched(draw: Draw, share: Share, batch_size: int) -> np.ndarray:
+        where.append(threading.current_thread())
+        return sample_coefficients(draw, share, batch_size)
+
+    monkeypatch.setattr(planning, "sample_coefficients", watched)
+    planner = Planner(3, 3)
+    planner.look_ahead(walks(1, 0), [walks(1, 1)])
+    planner.look_ahead(walks(2, 0), [walks(2, 1)])
+    for round in (1, 2):
+        assert planner.coefficients(walks(round, 1)).tolist() == sample_coefficients(*walks(round, 1)[0], 3).tolist()
+    assert len(where) == 2 and threading.main_thread() not in where
+
+
 def test_what_was_not_expected_is_drawn_now() -> None:
     planner = Planner(3, 3)
     planner.look_ahead(walks(1, 0, 1), [walks(1, 2)])

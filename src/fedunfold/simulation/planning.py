@@ -11,6 +11,7 @@ from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coeffi
 
 Walks = Sequence[tuple[Draw, Share]]
 Drawn = TypeVar("Drawn")
+_Asked = tuple[Callable[[Walks], Any], Walks]
 
 
 class Planner:
@@ -21,7 +22,8 @@ class Planner:
 
     def __init__(self, batch_size: int, width: int) -> None:
         self._batch_size, self._width = batch_size, width
-        self._ahead: dict[tuple[Callable[[Walks], Any], Walks], Future[Any]] = {}
+        self._begun: dict[_Asked, Future[Any]] = {}
+        self._before: dict[_Asked, Future[Any]] = {}
 
     def plan(self, walks: Walks) -> Plan:
         """The minibatches of clients that train."""
@@ -33,11 +35,14 @@ class Planner:
 
     def look_ahead(self, training: Walks, fixed: Sequence[Walks]) -> None:
         """Begin to draw what `plan` and `coefficients` will be asked for next."""
-        asked = [(self._plan, tuple(training)), *((self._coefficients, tuple(walks)) for walks in fixed)]
-        self._ahead = {(draw, walks): self._threads.submit(draw, walks) for draw, walks in asked if walks}
+        asked: list[_Asked] = [(self._plan, tuple(training)), *((self._coefficients, tuple(walks)) for walks in fixed)]
+        begun = {(draw, walks): self._threads.submit(draw, walks) for draw, walks in asked if walks}
+        # The present round's coefficients may still be asked for after the next one's were begun.
+        self._begun, self._before = begun, self._begun
 
     def _drawn(self, draw: Callable[[Walks], Drawn], walks: Walks) -> Drawn:
-        begun = self._ahead.get((draw, tuple(walks)))
+        asked: _Asked = draw, tuple(walks)
+        begun = self._begun.get(asked) or self._before.get(asked)
         return draw(walks) if begun is None else begun.result()
 
     def _plan(self, walks: Walks) -> Plan:
