@@ -56,8 +56,9 @@ def bench() -> Bench:
     timed = Timed(0.2, 0.1, 0.3)
     outer = dict.fromkeys(("plain run", "first_order", "exact"), timed) | {"unrolled": replace(timed, median=2.0)}
     machine = {"device": "a processor", "cores": 2, "torch": "2", "threads": 2}
-    points = tuple(scaling.Point(scaling.Size(clients=k), k / 10, 2**20 * k, 2**30) for k in (5, 20, 80))
-    grown = scaling.Scaling({"clients": points}, scaling.Point(scaling.LARGE, 4.0, 2**29, 2**31))
+    points = tuple(scaling.Point(scaling.Size(clients=k), k / 10, 2**20 * k, 2**30, 0.0) for k in (5, 20, 80))
+    large = scaling.Point(scaling.LARGE, 4.0, 2**29, 2**31, 0.0)
+    grown = scaling.Scaling({"clients": points}, large, {"full": points[0], "half": replace(points[0], error=2e-5)})
     rounds = {"engine": timed, "plain loop": replace(timed, median=0.8)}
     return Bench(machine, 1e11, rounds, 0.05, {"label-skew": outer}, {"exact": 2**21}, grown, {"import": timed})
 
@@ -69,6 +70,7 @@ def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
         "| floor | 50 | 0.25 |",
         "| unrolled | 2.00 (0.10 to 0.30) | 10.00 |",
         "| clients | 5 to 80 | 0.50 to 8.00 | 1.00 | 5 to 80 |",
+        "| half | 5 | 0.50 | 2.0e-05 |",
         "1000 clients of which 50 are there in a round, 100 rounds, 24100 parameters: 4.0 s a step",
     ):
         assert shown in text
@@ -90,9 +92,10 @@ def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_point_of_the_growth_is_measured_in_a_process_of_its_own() -> None:
-    point = json.loads(scaling.said(scaling.Size(clients=3, rounds=2)))
+    point = json.loads(scaling.said(scaling.Size(clients=3, rounds=2), "half"))
     assert point["seconds"] > 0
     assert point["peak"] > point["growth"] >= 0
+    assert 0 < point["error"] < 1e-3
 
 
 def test_another_simulator_tells_its_seconds_in_the_last_line() -> None:

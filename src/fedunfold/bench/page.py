@@ -56,6 +56,11 @@ def _scaling(scaling: Scaling) -> list[str]:
         for axis, points in scaling.axes.items()
     ]
     size, large = scaling.large.size, scaling.large
+    tape = scaling.tapes["full"].size
+    tapes = [
+        (name, f"{point.growth / 2**20:.0f}", f"{point.seconds:.2f}", f"{point.error:.1e}" if point.error else "0")
+        for name, point in scaling.tapes.items()
+    ]
     return [
         "## Growth\n",
         "One first-order step of the learning on federations of a linear head, each in a process of its own with one "
@@ -64,6 +69,10 @@ def _scaling(scaling: Scaling) -> list[str]:
         _table(("", "range", "s", "slope", "MiB the step adds"), rows),
         f"{size.clients} clients of which {size.sampled} are there in a round, {size.rounds} rounds, {size.parameters} "
         f"parameters: {large.seconds:.1f} s a step, and a process of {large.peak / 2**30:.2f} GiB at most.\n",
+        "### Where the updates of all rounds are kept\n",
+        f"{tape.clients} clients, {tape.rounds} rounds, {tape.parameters} parameters; the error is that of the "
+        "gradient of the weights, relative to the full tape's.\n",
+        _table(("tape", "MiB the step adds", "s", "error"), tapes),
     ]
 
 

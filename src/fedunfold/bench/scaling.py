@@ -8,14 +8,17 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedunfold.bench.processes import grown, resident, run_python
 from fedunfold.bench.work import outer_step, size_theta
 from fedunfold.environments import Environment
 from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding.tape import TapeKind
 
 SAMPLES, BATCH_SIZE, CLASSES = 60, 20, 100
 
@@ -41,12 +44,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Point:
-    """What one outer step took: seconds, the growth of the process by it, and the process at its largest, in bytes."""
+    """What one outer step took: seconds, the growth of the process by it, and the process at its largest, in bytes;
+    and the relative error of its gradient by the tape that the updates were kept on."""
 
     size: Size
     seconds: float
     growth: int
     peak: int
+    error: float
 
 
 AXES: Mapping[str, tuple[str, tuple[Size, ...]]] = {
@@ -56,14 +61,17 @@ AXES: Mapping[str, tuple[str, tuple[Size, ...]]] = {
     "parameters": ("parameters", tuple(Size(clients=100, features=f) for f in (60, 240, 960, 3840))),
 }
 LARGE = Size(clients=1000, rounds=100, sampled=50)
+LONG_TAPE = Size(clients=100, rounds=50)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The points along every axis, and one large federation of which few clients are there in a round."""
+    """The points along every axis, one large federation of which few clients are there in a round, and one by every
+    tape."""
 
     axes: Mapping[str, tuple[Point, ...]]
     large: Point
+    tapes: Mapping[TapeKind, Point]
 
     def along(self, axis: str) -> list[int]:
         """The values of what is varied."""
@@ -78,27 +86,32 @@ class Scaling:
 def scaling() -> Scaling:
     """All of it; a few minutes."""
     axes = {axis: tuple(_measured(size) for size in sizes) for axis, (_, sizes) in AXES.items()}
-    return Scaling(axes, _measured(LARGE))
+    tapes: dict[TapeKind, Point] = {tape: _measured(LONG_TAPE, tape) for tape in get_args(TapeKind)}
+    return Scaling(axes, _measured(LARGE), tapes)
 
 
-def _measured(size: Size) -> Point:
-    program = f"from fedunfold.bench.scaling import Size, said; print(said({size!r}))"
+def _measured(size: Size, tape: TapeKind = "full") -> Point:
+    program = f"from fedunfold.bench.scaling import Size, said; print(said({size!r}, {tape!r}))"
     return Point(size, **json.loads(run_python("-c", program)))
 
 
-def said(size: Size) -> str:
+def said(size: Size, tape: TapeKind) -> str:
     """A point measured in this process, as JSON."""
     torch.set_num_threads(1)  # how many threads a step is worth would bend the curve
     small = replace(size, clients=2, rounds=1, epochs=1, sampled=None)
-    _step(_federation(small))  # loads what torch loads at first use
-    federation = _federation(size)
+    _step(_federation(small), tape)  # loads what torch loads at first use
+    federation, gradients = _federation(size), []
     began = time.perf_counter()
-    growth = grown(lambda: _step(federation))
-    return json.dumps({"seconds": time.perf_counter() - began, "growth": growth, "peak": resident("VmHWM")})
+    growth = grown(lambda: gradients.append(_step(federation, tape)))
+    found = {"seconds": time.perf_counter() - began, "growth": growth, "peak": resident("VmHWM"), "error": 0.0}
+    if tape != "full":
+        full = _step(federation, "full")
+        found["error"] = float((gradients[0] - full).norm() / full.norm())
+    return json.dumps(found)
 
 
-def _step(federation: SimulatedFederation) -> None:
-    outer_step(federation, size_theta(federation.environment), "first_order")
+def _step(federation: SimulatedFederation, tape: TapeKind) -> Tensor:
+    return outer_step(federation, size_theta(federation.environment), "first_order", tape)
 
 
 def _federation(size: Size) -> SimulatedFederation:

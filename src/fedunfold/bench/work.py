@@ -15,6 +15,7 @@ from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.unfolding.tape import TapeKind
 
 FEATURES, HIDDEN, CLASSES, BATCH_SIZE, LR = 784, (128, 128), 10, 50, 0.01
 ROUNDS, TEST = 10, 1000
@@ -52,10 +53,11 @@ def size_theta(env: Environment) -> Tensor:
     return (sizes / sizes.sum()).sqrt().expand(env.rounds, -1).clone()
 
 
-def outer_step(federation: SimulatedFederation, theta: Tensor, adjoint: AdjointKind) -> None:
-    """One step of the learning, as `learn` makes it."""
+def outer_step(federation: SimulatedFederation, theta: Tensor, adjoint: AdjointKind, tape: TapeKind = "full") -> Tensor:
+    """The gradient of one step of the learning, as `learn` makes it."""
     start = federation.initial_model("learn-0")
-    unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start)
+    found = unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start, tape=tape)
+    return found.gradient
 
 
 def described(shares: Sequence[tuple[int, int]], rounds: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ from fedunfold.errors import InputError
 
 
 def bench(
+    what: Annotated[
+        Literal["engine", "schedules"],
+        typer.Argument(help="The engine beside others, or the fast schedule of the learning beside the paper's."),
+    ] = "engine",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often each thing is measured.")] = 5,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Also write what was measured as a Markdown page.")
@@ -19,17 +23,38 @@ def bench(
         list[str] | None,
         typer.Option("--other", metavar="NAME=COMMAND", help="Another simulator to measure; see benchmarks/README.md."),
     ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="ENV", help="Environments of the schedules; digits-label-skew.")
+    ] = None,
+    device: opt.Device = "cpu",
     format: opt.Format = "text",
 ) -> None:
-    """Measure the engine beside a plain loop, autograd through all rounds and Flower's simulation; takes minutes."""
+    """Measure the engine beside a plain loop, autograd through all rounds and Flower's simulation; takes minutes.
+
+    With `schedules`: outer loss and accuracy against the time that learning takes, by the fast schedule and the
+    paper's.
+    """
     from fedunfold import bench as measured
     from fedunfold.cli import console
     from fedunfold.files import write_atomically
+    from fedunfold.report.figures import save
 
+    found: measured.Bench | measured.Schedules
     with console.progress() as bars:
         bar = bars.add_task("measuring", total=None, note="")
-        found = measured.measure(repeats, _commands(other or ()), lambda what: bars.update(bar, note=what))
-    text = measured.page(found)
+
+        def say(now: str) -> None:
+            bars.update(bar, note=now)
+
+        if what == "engine":
+            found = measured.measure(repeats, _commands(other or ()), say)
+            text = measured.page(found)
+        else:
+            found = measured.measure_schedules(env or ["digits-label-skew"], device, say)
+            figure = (page or Path("schedules.md")).with_suffix(".png")
+            text = measured.schedules_page(found, figure.name)
+            if page is not None:
+                save(measured.schedules_figure(found), figure)
     if page is not None:
         write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if format == "json":
