@@ -117,7 +117,7 @@ def recorded(folder: Path) -> dict[str, Any] | None:
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -126,7 +126,14 @@ def recorded_files(folder: Path) -> list[Path]:
     """The files of the run in a folder that are there, settings.json last; never one outside, whatever is listed."""
     listed = (recorded(folder) or {}).get("files")
     named = (folder / str(name) for name in (*(listed if isinstance(listed, list) else ()), SETTINGS))
-    return [file for file in dict.fromkeys(named) if file.parent == folder and file.is_file()]
+    return [file for file in dict.fromkeys(named) if file.parent == folder and _is_there(file)]
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def of_learning(learned: LearnedWeights) -> Files:

@@ -45,10 +45,6 @@ class JsonLines(Tracker):
     def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._write({"table": list(rows)})
 
-    def ended(self, failure: BaseException | None) -> None:
-        if failure is not None and self._settings is None:
-            self._write({"ended": f"{type(failure).__name__}: {failure}"})
-
     def kept(self, files: Sequence[Path]) -> None:
         self.path.unlink(missing_ok=True)
 
@@ -56,5 +52,7 @@ class JsonLines(Tracker):
         lines: list[Mapping[str, Any]] = [] if self._settings is None else [{"began": self._settings}]
         lines.append({**record, "seconds": round(time.monotonic() - self._began, 3)})
         with self.path.open("a", encoding="utf-8") as file:  # closed at once: the line is there for other readers
+            if self._settings is not None and file.tell():
+                file.write("\n")  # a run that was killed here may have left half a line
             file.writelines(json.dumps(line) + "\n" for line in lines)
         self._settings = None
