@@ -44,10 +44,11 @@ def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("run", "command", "environment", "methods", "result", "made", "size", "state"):
-        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold", no_wrap=name == "made")
+        whole = name in ("command", "made", "size", "state")
+        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold", no_wrap=whole)
     for run in found:
         about = [run.name, *(str(run.settings.get(name, "?")) for name in ("command", "environment"))]
-        made = run.made.astimezone().strftime("%Y-%m-%d %H:%M")
+        made = run.made.astimezone().strftime("%Y-%m-%d %H:%M") if run.made else "?"
         names = [str(row.get("method", "learned")) for row in run.results] or run.methods
         cells = [*about, "\n".join(names), _outcome(run), made, _size(run.size), run.state]
         table.add_row(*map(_cell, cells))
@@ -165,9 +166,8 @@ def _cell(value: Any) -> "Text":
     """As it stands in the file: no markup, and nothing that a terminal would obey."""
     from rich.text import Text
 
-    return Text(
-        "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
-    )
+    shown = (sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
+    return Text("".join(shown))
 
 
 def _outcome(run: "StoredRun") -> str:
@@ -176,7 +176,7 @@ def _outcome(run: "StoredRun") -> str:
     for row in run.results:
         accuracy = row.get("accuracy_mean", row.get("accuracy"))
         loss = _number(row.get("outer_loss"))
-        lines.append(f"{accuracy:.1f} %" if accuracy is not None else f"outer loss {loss}" if loss else "")
+        lines.append(f"{accuracy:.1f} %" if accuracy is not None else f"loss {loss}" if loss else "")
     return "\n".join(lines)
 
 

@@ -73,7 +73,8 @@ class TensorBoard(Tracker):
 
     def _summary(self, summary: Any) -> None:
         """What SummaryWriter has no method for, or none that leaves the values as they are."""
-        self._writer.file_writer.add_summary(summary)
+        events: Any = self._writer.file_writer
+        events.add_summary(summary)
 
     def _scalars(self, scalars: Sequence[Scalar]) -> None:
         for name, value, step in scalars:
