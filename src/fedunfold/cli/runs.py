@@ -43,15 +43,14 @@ def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
         console.say(f"{folder} holds no runs; `fedunfold demo` makes one.")
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("run", "command", "environment", "methods", "result", "made", "size", "state"):
-        whole = name in ("command", "made", "size", "state")
-        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold", no_wrap=whole)
+    for name in ("run", "what", "methods", "result", "state"):
+        table.add_column(name, overflow="fold", no_wrap=name == "state")
     for run in found:
-        about = [run.name, *(str(run.settings.get(name, "?")) for name in ("command", "environment"))]
-        made = run.made.astimezone().strftime("%Y-%m-%d %H:%M") if run.made else "?"
+        about = (str(run.settings.get(name, "?")) for name in ("command", "environment"))
         names = [str(row.get("method", "learned")) for row in run.results] or run.methods
-        cells = [*about, "\n".join(names), _outcome(run), made, _size(run.size), run.state]
-        table.add_row(*map(_cell, cells))
+        made = run.made.astimezone().strftime("%Y-%m-%d %H:%M") if run.made else ""
+        state = f"{run.state}, {_size(run.size)}\n{made}"
+        table.add_row(*map(_cell, (run.name, "\n".join(about), "\n".join(names), _outcome(run), state)))
     console.out.print(table)
     _say_problems(found)
 
@@ -138,6 +137,7 @@ def _ask(runs: "list[StoredRun]") -> None:
     try:
         agreed = typer.confirm(f"Delete {files} files of {names}?", err=True)
     except click.Abort:
+        sys.stderr.write("\n")  # Ctrl-C and Ctrl-D leave the cursor behind the question
         agreed = False
     if not agreed:
         raise Stopped("stopped; nothing was deleted.")
