@@ -35,16 +35,18 @@ def test_without_the_extra(
     refused(fedunfold("run", two_sites(), "--track", tracker), "pip install 'fedunfold[tracking]'")
 
 
-@pytest.mark.parametrize("where", ["tensorboard:file/below", "mlflow:file/below/store.db", "mlflow:http://127.0.0.1:9"])
+@pytest.mark.parametrize("where", ["tensorboard:file/below", "mlflow:file/below/store.db", "mlflow"])
 def test_a_tracker_that_cannot_write_is_told_of_once(
-    fedunfold: Command, two_sites: Federation, tmp_path: Path, where: str
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
     (tmp_path / "file").touch()
     ran = fedunfold("run", two_sites(), "--track", where, "--out", "kept", "--format", "json")
     assert ran.code == 0
     assert len(ran.json["rounds"]) == 3
     assert ran.err.startswith("warning: ") and ran.err.endswith("the run goes on without it.\n")
     assert ran.err.count("\n") == 1
+    assert ("127.0.0.1" if where == "mlflow" else "file") in ran.err
     assert (tmp_path / "kept" / "model.safetensors").exists()
 
 

@@ -77,7 +77,7 @@ def show(
     rows = {row.get("method", "learned"): [_number(row.get(name)) for name in measures] for row in found.results}
     if rows:
         console.out.print(_table(("method", *(name.replace("_", " ") for name in measures)), rows))
-    console.say(f"{found.path}: {found.state}, {len(found.files)} files, {_size(found.size)}")
+    console.say(f"{found.path}: {found.state}, {_files([found])}, {_size(found.size)}")
     _say_problems([found])
 
 
@@ -120,7 +120,7 @@ def rm(
         return
     for run, names in left:
         stays = f"; not the run's, and still there: {', '.join(names)}" if names else ""
-        console.say(f"deleted {len(run.files)} files of {run.path}{stays}")
+        console.say(f"deleted {_files([run])} of {run.path}{stays}")
 
 
 def _found(names: list[str], folder: Path) -> "list[StoredRun]":
@@ -133,9 +133,9 @@ def _found(names: list[str], folder: Path) -> "list[StoredRun]":
 def _ask(runs: "list[StoredRun]") -> None:
     if not sys.stdin.isatty():
         raise InputError("deleting asks first, and nobody is there to answer; say --yes.")
-    names, files = ", ".join(str(run.path) for run in runs), sum(len(run.files) for run in runs)
+    names = ", ".join(str(run.path) for run in runs)
     try:
-        agreed = typer.confirm(f"Delete {files} files of {names}?", err=True)
+        agreed = typer.confirm(f"Delete {_files(runs)} of {names}?", err=True)
     except click.Abort:
         sys.stderr.write("\n")  # Ctrl-C and Ctrl-D leave the cursor behind the question
         agreed = False
@@ -182,6 +182,11 @@ def _outcome(run: "StoredRun") -> str:
 
 def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.5g}"
+
+
+def _files(runs: "Sequence[StoredRun]") -> str:
+    count = sum(len(run.files) for run in runs)
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _size(size: float) -> str:

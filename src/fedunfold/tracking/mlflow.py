@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "fedunfold"
-LONGEST_VALUE, MOST_PARAMETERS, MOST_METRICS = 6000, 100, 1000  # MLflow's own limits, of a value and of one request
+# MLflow's own limits: of a name, of a parameter's value, and of one request.
+LONGEST_NAME, LONGEST_VALUE, MOST_PARAMETERS, MOST_METRICS = 250, 6000, 100, 1000
 
 Entry = TypeVar("Entry")
 
@@ -105,8 +106,9 @@ def _client(store: Path | str) -> "MlflowClient":
 
 
 def _name(text: str) -> str:
-    """MLflow takes letters, digits and a few signs."""
-    return re.sub(r"[^\w\-. :/]", "-", text)
+    """MLflow takes letters, digits and a few signs, and no path that leads anywhere but down."""
+    parts = re.sub(r"[^\w\-. :/]", "-", text)[:LONGEST_NAME].split("/")
+    return "/".join(part if part.strip(".") else "-" for part in parts)
 
 
 def _chunks(entries: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
