@@ -105,7 +105,7 @@ def _compare(
 
     ending: Stopped | FedunfoldError | None = None
     with folder, console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, folder, track, command)
+        tracker = tracked.trackers(progress, environment, folder, track)
         try:
             chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
             comparison = comparing.compare(

@@ -48,7 +48,7 @@ def learn(
     folder = folder_for("learn", environment, out, overwrite)
     interrupted = False
     with folder, console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, folder, track, "learn")
+        tracker = tracked.trackers(progress, environment, folder, track)
         try:
             learned = learn_weights(
                 environment,

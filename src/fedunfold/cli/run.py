@@ -54,7 +54,7 @@ def run(
     chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
     folder = None if out is None else RunFolder(out, overwrite=overwrite)
     with folder or nullcontext(), console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, folder, track, f"run-{environment.name}")
+        tracker = tracked.trackers(progress, environment, folder, track)
         result = comparing.run(
             environment,
             chosen,

@@ -9,6 +9,7 @@ from fedunfold.errors import InputError
 
 if TYPE_CHECKING:
     from fedunfold.cli.console import ProgressTracker
+    from fedunfold.environments import Environment
     from fedunfold.report.run_folder import RunFolder
     from fedunfold.tracking import Tracker, Trackers
 
@@ -16,14 +17,14 @@ RUNS = Path("runs")
 
 
 def trackers(
-    progress: "ProgressTracker", folder: "RunFolder | None", asked: Sequence[str] | None, name: str
+    progress: "ProgressTracker", environment: "Environment", folder: "RunFolder | None", asked: Sequence[str] | None
 ) -> "Trackers":
-    """The terminal, the live file where the run has a folder, and what was asked for, under the run's name."""
+    """The terminal, the live file where the run has a folder, and what was asked for, under the folder's name."""
     from fedunfold.cli import console
     from fedunfold.tracking import Trackers
     from fedunfold.tracking.jsonl import PROGRESS, JsonLines
 
-    name = name if folder is None else folder.path.absolute().name
+    name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
     live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
     return Trackers(progress, *live, *(_tracker(where, name) for where in asked or ()), say=console.warn)
 
