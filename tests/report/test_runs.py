@@ -53,7 +53,16 @@ def test_a_comparison_that_lacks_a_method(tmp_path: Path) -> None:
     about = {"command": "compare", "environment": "sites", "methods": ["fedavg", "fednova"], "trials": 2}
     run = read_run(made(tmp_path / "a", about, result_json=json.dumps({"methods": rows})))
     assert (run.state, run.problem, run.methods) == ("unfinished", "1 of 2 methods", ["fedavg", "fednova"])
-    assert run.results == [{"method": "fedavg", "accuracy_mean": 80.0, "accuracy_sd": 1.0}]
+    assert run.results == [{"method": "fedavg", "accuracy_mean": 80.0, "accuracy_sd": 1.0, "trials": 0}]
+
+
+def test_a_comparison_that_lacks_trials(tmp_path: Path) -> None:
+    about = {"command": "compare", "environment": "sites", "methods": ["fedavg", "fednova"], "trials": 2}
+    rounds = [(name, trial, t) for name, trial in (("fedavg", 0), ("fedavg", 1), ("fednova", 0)) for t in range(3)]
+    metrics = lines(*({"method": name, "trial": trial, "round": t} for name, trial, t in rounds))
+    rows = json.dumps({"methods": [{"method": "fedavg"}, {"method": "fednova"}]})
+    run = read_run(made(tmp_path / "a", about, result_json=rows, metrics_jsonl=metrics))
+    assert (run.state, run.problem) == ("unfinished", "1 of 2 trials of fednova")
 
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:

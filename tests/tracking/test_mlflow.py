@@ -68,7 +68,8 @@ def test_every_metric_has_its_step(store: Store) -> None:
 
 @given(st.text(max_size=300) | st.sampled_from(["clinic #1 ü", "a//b", "../x", "/x", "x/", "..", "a" * 400]))
 def test_names_are_such_as_mlflow_takes(key: str) -> None:
-    from mlflow.utils.validation import _validate_metric_name, _validate_param_name
+    from mlflow.utils import validation
 
-    _validate_metric_name(mlflow._name(f"fedavg/learning/mean_weight/{key}"))
-    _validate_param_name(mlflow._name(key))
+    checks: Any = validation
+    checks._validate_metric_name(mlflow._name(f"fedavg/learning/mean_weight/{key}"))
+    checks._validate_param_name(mlflow._name(key))

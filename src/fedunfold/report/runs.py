@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -188,18 +189,19 @@ def _json(text: str, file: Path) -> dict[str, Any]:
 
 
 def _results(path: Path, listed: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each method: a comparison's own, or what the last line of the metrics says."""
+    """A row for each method: a comparison's own, with its trials, or what the last line of the metrics says."""
+    metrics = path / "metrics.jsonl"
+    lines = [_json(line, metrics) for line in _text(metrics).splitlines()] if metrics.name in listed else []
     file = path / "result.json"
     if file.name in listed:
         rows = _json(_text(file), file).get("methods")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise _DamagedError(f"{file.name} has no rows for methods")
-        return [_row(row) for row in rows]
-    file = path / "metrics.jsonl"
-    lines = _text(file).splitlines() if file.name in listed else []
-    if not lines and file.name in listed:
-        raise _DamagedError(f"{file.name} is empty")
-    return [_row(_json(lines[-1], file))] if lines else []
+        trials = Counter(method for method, _ in {(str(line.get("method")), str(line.get("trial"))) for line in lines})
+        return [{**_row(row), "trials": trials[str(row.get("method"))]} for row in rows]
+    if not lines and metrics.name in listed:
+        raise _DamagedError(f"{metrics.name} is empty")
+    return [_row(lines[-1])] if lines else []
 
 
 def _progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
@@ -236,6 +238,10 @@ def _shortfall(settings: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
         return f"{done} of {asked} outer iterations" if done != asked else ""
     if isinstance(methods, list) and len(results) < len(methods):
         return f"{len(results)} of {len(methods)} methods"
+    asked = settings.get("trials")
+    short = [row for row in results if isinstance(asked, int) and row.get("trials", asked) < asked]
+    if short:
+        return f"{short[0]['trials']} of {asked} trials of {short[0].get('method')}"
     return ""
 
 
