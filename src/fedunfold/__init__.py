@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fedunfold.errors import FedunfoldError as FedunfoldError
     from fedunfold.errors import InputError as InputError
     from fedunfold.experiments.comparing import Comparison as Comparison
-    from fedunfold.experiments.comparing import Watcher as Watcher
     from fedunfold.experiments.comparing import compare as compare
     from fedunfold.experiments.comparing import run as run
     from fedunfold.experiments.comparing import trained_module as trained_module
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from fedunfold.server import plain as plain
     from fedunfold.server import yogi as yogi
     from fedunfold.simulation.engine import SimulatedFederation as SimulatedFederation
+    from fedunfold.tracking.protocol import Tracker as Tracker
     from fedunfold.unfolding.learner import Learning as Learning
     from fedunfold.updates import accumulated as accumulated
     from fedunfold.updates import momentum as momentum
@@ -58,13 +58,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "environments": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
     "errors": ("DivergenceError", "FedunfoldError", "InputError"),
-    "experiments.comparing": ("Comparison", "Watcher", "compare", "run", "trained_module"),
+    "experiments.comparing": ("Comparison", "compare", "run", "trained_module"),
     "experiments.learning": ("learn_weights",),
     "experiments.methods": ("Method", "method", "method_names"),
     "federation": ("RoundReport",),
     "rounds": ("Algorithm", "RunResult"),
     "server": ("adagrad", "adam", "plain", "yogi"),
     "simulation.engine": ("SimulatedFederation",),
+    "tracking.protocol": ("Tracker",),
     "unfolding.learner": ("Learning",),
     "updates": ("accumulated", "momentum", "nova", "prox", "sgd"),
     "weighting.dr": ("dr",),

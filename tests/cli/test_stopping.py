@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from fedunfold.cli.console import ProgressWatcher
+from fedunfold.cli.console import ProgressTracker
 from fedunfold.errors import DivergenceError
 from fedunfold.experiments import comparing
 from fedunfold.rounds import RunResult
+from fedunfold.tracking import Trackers
 from fedunfold.weighting.learned import LearnedWeights
 from tests.cli.conftest import Command
 
@@ -32,26 +33,26 @@ def ctrl_c_is_heard() -> Iterator[None]:
 
 def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
-    report = ProgressWatcher.learning
+    report = ProgressTracker.learning
 
-    def reported(self: ProgressWatcher, method: str, so_far: LearnedWeights, total: int) -> None:
+    def reported(self: ProgressTracker, method: str, so_far: LearnedWeights, total: int) -> None:
         report(self, method, so_far, total)
         if len(so_far.losses) == iterations:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ProgressWatcher, "learning", reported)
+    monkeypatch.setattr(ProgressTracker, "learning", reported)
 
 
 def fail_in(method: str, trial: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure once this trial of a method has been reported."""
-    report = ProgressWatcher.trial
+    """A failure once this trial of a method has been told of."""
+    told = Trackers.trial
 
-    def reported(self: ProgressWatcher, name: str, done: int, trials: int, result: RunResult) -> None:
-        report(self, name, done, trials, result)
+    def failing(self: Trackers, name: str, done: int, trials: int, result: RunResult) -> None:
+        told(self, name, done, trials, result)
         if (name, done) == (method, trial):
             raise failure
 
-    monkeypatch.setattr(ProgressWatcher, "trial", reported)
+    monkeypatch.setattr(Trackers, "trial", failing)
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -14,6 +14,7 @@ from fedunfold.cli.environments import app as environments
 from fedunfold.cli.learn import learn
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.cli.run import run
+from fedunfold.cli.runs import app as runs
 from fedunfold.cli.theory import theory
 from fedunfold.version import VERSION
 
@@ -42,6 +43,7 @@ app.command(epilog="Example: fedunfold run digits-label-skew --rule dr:q=1 --abs
 app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
+app.add_typer(runs, name="runs")
 app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.command(epilog="Example: fedunfold theory runs/demo")(theory)
 app.command(epilog="Example: fedunfold bench --repeats 5 --page docs/benchmarks.md")(bench)

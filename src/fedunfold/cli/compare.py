@@ -25,6 +25,7 @@ def demo(
     format: opt.Format = "text",
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
+    track: opt.Track = None,
 ) -> None:
     """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures."""
     from fedunfold.report.run_folder import RunFolder
@@ -37,6 +38,7 @@ def demo(
         trials=5,
         format=format,
         device=device,
+        track=track,
         show_weights=True,
     )
 
@@ -59,6 +61,7 @@ def compare(
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    track: opt.Track = None,
     *,
     learning: opt.LearningOptions,
 ) -> None:
@@ -73,6 +76,7 @@ def compare(
         format=format,
         device=device,
         dtype=dtype,
+        track=track,
         parts={"update": update, "server": server, "absent": absent},
         learning=learning,
     )
@@ -87,6 +91,7 @@ def _compare(
     trials: int,
     format: opt.Format,
     device: str,
+    track: opt.Track,
     dtype: opt.Precision = "float32",
     parts: dict[str, str | None] | None = None,
     learning: opt.LearningOptions | None = None,
@@ -94,12 +99,13 @@ def _compare(
 ) -> None:
     import torch
 
-    from fedunfold.cli import console
+    from fedunfold.cli import console, tracked
     from fedunfold.experiments import comparing
     from fedunfold.report.run_folder import of_comparison
 
     ending: Stopped | FedunfoldError | None = None
-    with folder, console.ProgressWatcher() as watcher:
+    with folder, console.ProgressTracker() as progress:
+        tracker = tracked.trackers(progress, environment, folder, track)
         try:
             chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
             comparison = comparing.compare(
@@ -108,19 +114,19 @@ def _compare(
                 trials=trials,
                 device=device,
                 dtype=getattr(torch, dtype),
-                watcher=watcher,
+                tracker=tracker,
             )
         except KeyboardInterrupt:
-            comparison = watcher.so_far(environment.name)
+            comparison = progress.so_far(environment.name)
             if comparison.methods:
                 ending = Stopped(f"stopped; what was finished is shown and kept in {folder.path}.")
-            elif watcher.learned:
+            elif progress.learned:
                 ending = Stopped(f"stopped before the first trial ended; weights so far are kept in {folder.path}.")
             else:
                 raise Stopped("stopped before the first trial ended; nothing was saved.") from None
         except FedunfoldError as error:
             # A method that failed in a later trial is left out: its mean would be over the lucky ones.
-            comparison, ending = watcher.so_far(environment.name, at_least=trials), error
+            comparison, ending = progress.so_far(environment.name, at_least=trials), error
             if not comparison.methods:
                 raise
     # Shown before it is written: a disk that is full by now must not take the table along.
@@ -131,9 +137,10 @@ def _compare(
         for result in comparison.methods if show_weights else ():
             if result.learned is not None:
                 console.out.print(console.weights_table(result.learned))
-    unfinished = {} if isinstance(ending, FedunfoldError) else watcher.learned
+    unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
     files = of_comparison(comparison, unfinished)
     folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+    tracked.tell_kept(tracker, folder)
     if format == "text":
         console.say(f"records and figures are in {folder.path}")
     if ending is not None:

@@ -2,16 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedunfold.experiments.comparing import Comparison, MethodResult, Watcher
+from fedunfold.experiments.comparing import Comparison, MethodResult
+from fedunfold.federation import Evaluation
 from fedunfold.rounds import RunResult
+from fedunfold.tracking import Tracker
 from fedunfold.weighting.learned import LearnedWeights
 
 out = Console()
@@ -26,6 +28,11 @@ def print_json(document: object) -> None:
 def say(text: str) -> None:
     """One line on standard output as it is: paths are neither wrapped nor read as markup."""
     out.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def warn(text: str) -> None:
+    """One line on standard error, beside the bars."""
+    err.print(f"warning: {text}", soft_wrap=True, markup=False, highlight=False)
 
 
 def progress() -> Progress:
@@ -43,30 +50,37 @@ def progress() -> Progress:
     )
 
 
-class ProgressWatcher(Watcher, AbstractContextManager["ProgressWatcher"]):
-    """Shows where a comparison stands, and keeps what is done so far for an interruption."""
+class ProgressTracker(Tracker, AbstractContextManager["ProgressTracker"]):
+    """Shows where a run stands, and keeps what is done so far for an interruption."""
 
     def __init__(self) -> None:
         self._bars = progress()
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._rounds = 0
         self.learned: dict[str, LearnedWeights] = {}
         self.runs: dict[str, list[RunResult]] = {}
 
-    def __enter__(self) -> "ProgressWatcher":
+    def __enter__(self) -> "ProgressTracker":
         self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
+    def began(self, settings: Mapping[str, Any]) -> None:
+        self._rounds = settings["rounds"] * settings.get("trials", 1)
+
     def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self.learned[method] = so_far
-        done = len(so_far.losses)
-        self._show(f"{method}: learning weights", done, iterations, f"outer loss {so_far.losses[-1]:.5g}")
+        task = self._task(f"{method}: learning weights", iterations)
+        self._bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
+
+    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+        task = self._task(f"{method}: rounds", self._rounds)
+        self._bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %")
 
     def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
-        self._show(f"{method}: trials", trial + 1, trials, f"{100 * result.accuracies[-1]:.1f} %")
 
     def so_far(self, environment: str, at_least: int = 1) -> Comparison:
         """The methods with at least so many finished trials."""
@@ -77,10 +91,10 @@ class ProgressWatcher(Watcher, AbstractContextManager["ProgressWatcher"]):
         )
         return Comparison(environment, max((len(result.trials) for result in results), default=0), results)
 
-    def _show(self, what: str, done: int, total: int, note: str) -> None:
+    def _task(self, what: str, total: int) -> TaskID:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total, note="")
-        self._bars.update(self._tasks[what], completed=done, note=note)
+        return self._tasks[what]
 
 
 def comparison_table(comparison: Comparison) -> Table:

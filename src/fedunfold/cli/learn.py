@@ -27,6 +27,7 @@ def learn(
     fraction: opt.Fraction = 1.0,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    track: opt.Track = None,
     *,
     learning: opt.LearningOptions,
 ) -> None:
@@ -35,7 +36,7 @@ def learn(
 
     import torch
 
-    from fedunfold.cli import console
+    from fedunfold.cli import console, tracked
     from fedunfold.experiments import methods
     from fedunfold.experiments.learning import learn_weights
     from fedunfold.report.run_folder import of_learning
@@ -46,7 +47,8 @@ def learn(
     algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
     folder = folder_for("learn", environment, out, overwrite)
     interrupted = False
-    with folder, console.ProgressWatcher() as watcher:
+    with folder, console.ProgressTracker() as progress:
+        tracker = tracked.trackers(progress, environment, folder, track)
         try:
             learned = learn_weights(
                 environment,
@@ -55,14 +57,15 @@ def learn(
                 fraction=fraction,
                 device=device,
                 dtype=getattr(torch, dtype),
-                on_iteration=lambda so_far: watcher.learning("learn", so_far, how.iterations),
+                tracker=tracker,
             )
         except KeyboardInterrupt:
-            if "learn" not in watcher.learned:
+            if not progress.learned:
                 raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
-            learned, interrupted = watcher.learned["learn"], True
+            (learned,), interrupted = progress.learned.values(), True
     algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
     folder.write(*("learn", environment, of_learning(learned)), algorithm=algorithm, learning=how, fraction=fraction)
+    tracked.tell_kept(tracker, folder)
     file, done = folder.path / "weights.safetensors", len(learned.losses)
     if format == "json":
         console.print_json(

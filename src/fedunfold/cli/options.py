@@ -31,6 +31,14 @@ Seed = Annotated[
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Rounds T, instead of the environment's.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Precision = Annotated[Literal["float32", "float64"], typer.Option("--dtype", help="Floating-point type of the models.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="WHERE",
+        help="Follow the run also in tensorboard[:DIR] or mlflow[:FILE or address]; may be given twice.",
+    ),
+]
 Trials = Annotated[int, typer.Option("--trials", help="Runs of each method, each with its own randomness.")]
 Update = Annotated[
     str | None,

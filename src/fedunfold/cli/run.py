@@ -33,13 +33,14 @@ def run(
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    track: opt.Track = None,
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
     from contextlib import nullcontext
 
     import torch
 
-    from fedunfold.cli import console
+    from fedunfold.cli import console, tracked
     from fedunfold.experiments import comparing, methods
     from fedunfold.report.run_folder import RunFolder, of_run
 
@@ -52,19 +53,20 @@ def run(
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
     chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
     folder = None if out is None else RunFolder(out, overwrite=overwrite)
-    with folder or nullcontext(), console.progress() as bars:
-        task = bars.add_task(chosen.name, total=environment.rounds, note="")
+    with folder or nullcontext(), console.ProgressTracker() as progress:
+        tracker = tracked.trackers(progress, environment, folder, track)
         result = comparing.run(
             environment,
             chosen,
             trial=trial,
             device=device,
             dtype=getattr(torch, dtype),
-            on_round=lambda _, seen: bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %"),
+            tracker=tracker,
         )
     if folder is not None:
         files = of_run(environment, chosen.name, result)
         folder.write("run", environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+        tracked.tell_kept(tracker, folder)
     if format == "json":
         console.print_json(
             {

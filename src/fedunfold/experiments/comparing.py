@@ -1,8 +1,8 @@
 """Run methods on an environment, and compare them over several trials."""
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ import torch
 
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
-from fedunfold.experiments.learning import device_of, digest_of, learn_weights
+from fedunfold.experiments.learning import described, device_of, digest_of, learn_weights
 from fedunfold.experiments.methods import Method, learned_method, method
+from fedunfold.federation import Evaluation
 from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, RunResult, run_rounds, run_together
 from fedunfold.simulation import SimulatedFederation
+from fedunfold.tracking import Learner, Tracker, telling
 from fedunfold.unfolding import Learning, check_learnable
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule
@@ -42,6 +44,10 @@ class MethodResult:
         """Standard deviation over the trials (n − 1); 0 for a single one."""
         return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
 
+    def as_row(self) -> dict[str, Any]:
+        """Plain values for a table."""
+        return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
+
     @property
     def rounds(self) -> list[float]:
         """Mean accuracy after every round, in percent."""
@@ -62,26 +68,8 @@ class Comparison:
         return {
             "environment": self.environment,
             "trials": self.trials,
-            "methods": [
-                {
-                    "method": result.name,
-                    "accuracy_mean": result.mean,
-                    "accuracy_sd": result.sd,
-                    "rounds": result.rounds,
-                }
-                for result in self.methods
-            ],
+            "methods": [{**result.as_row(), "rounds": result.rounds} for result in self.methods],
         }
-
-
-class Watcher:
-    """Told about progress; does nothing by itself. Override what is of interest."""
-
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        """An outer iteration ended."""
-
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        """A trial ended."""
 
 
 def run(
@@ -92,9 +80,11 @@ def run(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    on_round: Callable[[int, Any], None] | None = None,
+    tracker: Tracker | None = None,
 ) -> RunResult:
     """Train an environment's federation once. A method that learns its weights has to come with them.
+
+    A `tracker` hears of every round.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -106,14 +96,21 @@ def run(
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
-    return run_rounds(
-        federation,
-        _fitting(chosen.rule, env, model),
-        env.rounds,
-        algorithm=chosen.algorithm,
-        run=f"trial-{trial}",
-        on_round=on_round,
-    )
+    rule = _fitting(chosen.rule, env, model)
+    settings = {"method": chosen.name, "rule": rule.name, "algorithm": asdict(chosen.algorithm), "trial": trial}
+    with telling(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
+        result = run_rounds(
+            federation,
+            rule,
+            env.rounds,
+            algorithm=chosen.algorithm,
+            run=f"trial-{trial}",
+            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen),
+        )
+        heard.trial(chosen.name, trial, 1, result)
+        last = result.evaluations[-1]
+        heard.table([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+    return result
 
 
 def trained_module(
@@ -143,21 +140,20 @@ def compare(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    watcher: Watcher | None = None,
+    tracker: Tracker | None = None,
 ) -> Comparison:
     """Run every method `trials` times, each with its own initial model, minibatches and absences.
 
     A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
     weights (used with what they were learned for), or a `Method`.
     Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method.
+    draws the same for every method. A `tracker` hears of every outer iteration, round and trial.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
     1
     """
     env = environment(env)
-    watcher = watcher or Watcher()
     if trials < 1:
         raise InputError(f"a comparison needs at least 1 trial, not {trials}.")
     given = [methods] if isinstance(methods, str) else methods
@@ -174,37 +170,58 @@ def compare(
         else:
             _fitting(entry.rule, env, model)
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    settings = {
+        "methods": names,
+        "trials": trials,
+        "algorithms": {entry.name: asdict(entry.algorithm) for entry in chosen},
+        "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
+    }
     results = []
-    for entry in chosen:
-        rule, algorithm = entry.rule, entry.algorithm
-        if rule is None:
-            how = learning or entry.learning
+    with telling(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
+        for entry in chosen:
+            rule, algorithm = entry.rule, entry.algorithm
+            if rule is None:
+                rule = learn_weights(
+                    env,
+                    algorithm=entry.algorithm,
+                    learning=learning or entry.learning,
+                    model=model,
+                    device=device,
+                    dtype=dtype,
+                    tracker=Learner(heard, entry.name),
+                )
+                algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
+            rule = _fitting(rule, env, model)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, heard)
+            results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
+        comparison = Comparison(env.name, trials, tuple(results))
+        heard.table([result.as_row() for result in comparison.methods])
+    return comparison
 
-            def report(so_far: LearnedWeights, name: str = entry.name, how: Learning = how) -> None:
-                watcher.learning(name, so_far, how.iterations)
 
-            rule = learn_weights(
-                env,
-                algorithm=entry.algorithm,
-                learning=how,
-                model=model,
-                device=device,
-                dtype=dtype,
-                on_iteration=report,
-            )
-            algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
-        rule = _fitting(rule, env, model)
-        runs: list[RunResult] = []
-        # On a GPU all trials at once take little longer than one; otherwise each is told of as soon as it is done.
-        at_once = trials if federation.device.type == "cuda" else 1
-        for first in range(0, trials, at_once):
-            together = [f"trial-{trial}" for trial in range(first, first + at_once)]
-            for outcome in run_together(federation, rule, env.rounds, together, algorithm=algorithm):
-                watcher.trial(entry.name, len(runs), trials, outcome)
-                runs.append(outcome)
-        learned = rule if isinstance(rule, LearnedWeights) else None
-        results.append(MethodResult(entry.name, tuple(runs), learned))
-    return Comparison(env.name, trials, tuple(results))
+def _trials(
+    name: str,
+    federation: SimulatedFederation,
+    rule: WeightingRule,
+    algorithm: Algorithm,
+    trials: int,
+    heard: Tracker,
+) -> tuple[RunResult, ...]:
+    """All trials of a method; on a GPU together, which takes little longer than one, otherwise one after the other."""
+    rounds = federation.environment.rounds
+    runs: list[RunResult] = []
+    at_once = trials if federation.device.type == "cuda" else 1
+    for first in range(0, trials, at_once):
+
+        def tell(t: int, tests: Sequence[Evaluation], first: int = first) -> None:
+            for trial, seen in enumerate(tests, first):
+                heard.round(name, trial, t, seen)
+
+        together = [f"trial-{trial}" for trial in range(first, first + at_once)]
+        for outcome in run_together(federation, rule, rounds, together, algorithm=algorithm, on_round=tell):
+            heard.trial(name, len(runs), trials, outcome)
+            runs.append(outcome)
+    return tuple(runs)
 
 
 def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:

@@ -2,17 +2,22 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm
 from fedunfold.simulation import SimulatedFederation
+from fedunfold.tracking import Tracker, telling
+from fedunfold.tracking.records import iteration_records
 from fedunfold.unfolding import Learning, learn
+from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
 
@@ -47,14 +52,14 @@ def learn_weights(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
-    on_iteration: Callable[[LearnedWeights], None] | None = None,
+    tracker: Tracker | None = None,
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
 
     `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
     they are learned, `model` a function that builds a classifier in place of the environment's own. With a
     `fraction` below 1, every client gives only that part of its data to the learning.
-    A `checkpoint` file lets an interrupted learning go on.
+    A `checkpoint` file lets an interrupted learning go on; a `tracker` hears of every outer iteration.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
@@ -66,12 +71,33 @@ def learn_weights(
     federation = SimulatedFederation(
         env, data.restricted(fraction, env.seed), model=model, device=device_of(device), dtype=dtype
     )
-    return learn(
-        federation,
-        env.rounds,
-        algorithm=algorithm,
-        learning=learning,
-        digest=digest_of(env, model),
-        checkpoint=checkpoint,
-        on_iteration=on_iteration,
-    )
+    algorithm, learning = algorithm or Algorithm(), learning or Learning()
+    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
+    with telling(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
+        learned = learn(
+            federation,
+            env.rounds,
+            algorithm=algorithm,
+            learning=learning,
+            digest=digest_of(env, model),
+            checkpoint=checkpoint,
+            on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
+        )
+        heard.table([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+    return learned
+
+
+def described(command: str, env: Environment, data: FederatedData, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What a tracker hears of every run: the federation and what it is computed on."""
+    return {
+        "command": command,
+        "environment": env.name,
+        "clients": list(data.keys),
+        "rounds": env.rounds,
+        "batch_size": env.batch_size,
+        "lr": env.lr,
+        "seed": env.seed,
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
+        "version": VERSION,
+    }

@@ -1,7 +1,6 @@
 """The folder a run leaves behind: settings, metrics as JSON lines, weights, figures."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -19,6 +18,7 @@ from fedunfold.files import write_atomically
 from fedunfold.report import figures
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
+from fedunfold.tracking.records import iteration_records, round_record
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -83,11 +83,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         _text(json.dumps(content, indent=2, default=asdict) + "\n")(self.path / SETTINGS)
 
     def _clear(self) -> None:
-        listed = (recorded(self.path) or {}).get("files")
-        for name in (*(listed if isinstance(listed, list) else ()), SETTINGS):
-            file = self.path / str(name)
-            if file.parent == self.path and file.is_file():
-                file.unlink()
+        for file in recorded_files(self.path):
+            file.unlink()
 
 
 def make_writable(folder: Path) -> bool:
@@ -120,16 +117,30 @@ def recorded(folder: Path) -> dict[str, Any] | None:
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def recorded_files(folder: Path) -> list[Path]:
+    """The files of the run in a folder that are there, settings.json last; never one outside, whatever is listed."""
+    listed = (recorded(folder) or {}).get("files")
+    named = (folder / str(name) for name in (*(listed if isinstance(listed, list) else ()), SETTINGS))
+    return [file for file in dict.fromkeys(named) if file.parent == folder and _is_there(file)]
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def of_learning(learned: LearnedWeights) -> Files:
     """weights.safetensors, the outer loss of every iteration, and two figures."""
     return {
         "weights.safetensors": learned.save,
-        "metrics.jsonl": _lines({"iteration": m, "outer_loss": loss} for m, loss in enumerate(learned.losses.tolist())),
+        "metrics.jsonl": _lines(iteration_records(learned)),
         "weights.png": partial(figures.save, figures.weights(learned)),
         "outer_loss.png": partial(figures.save, figures.outer_loss(learned)),
     }
@@ -181,14 +192,7 @@ def _file_name(name: str) -> str:
 def _rounds(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str, Any]]:
     for t, evaluation in enumerate(result.evaluations):
         yield {
-            "method": method,
-            "trial": trial,
-            "round": t,
-            "accuracy": 100 * evaluation.accuracy,
-            "loss": evaluation.loss,
-            "class_accuracy": [
-                None if math.isnan(value) else 100 * value for value in evaluation.class_accuracy.tolist()
-            ],
+            **round_record(method, trial, t, evaluation),
             "weights": result.weights[t].tolist(),
             "present": result.present[t].tolist(),
         }

@@ -1,0 +1,58 @@
+"""A run's events as lines of JSON, each written when it happens: for `tail -f`, and for what a crash leaves."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedunfold.federation import Evaluation
+from fedunfold.rounds import RunResult
+from fedunfold.tracking.protocol import Tracker
+from fedunfold.tracking.records import iteration_records, mean_weights, round_record
+from fedunfold.weighting.learned import LearnedWeights
+
+PROGRESS = "progress.jsonl"
+
+
+class JsonLines(Tracker):
+    """Appends to a file: settings, then a line for each outer iteration, round and trial.
+
+    `seconds` is the time since the run began. Nothing is written before the first line that tells of work done, so
+    that a run refused or stopped before leaves no file. The file is taken away again once the run's own records are
+    kept: these say the same, without times, and the same run gives the same bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._began = time.monotonic()
+        self._settings: Mapping[str, Any] | None = None
+
+    def began(self, settings: Mapping[str, Any]) -> None:
+        self._began, self._settings = time.monotonic(), settings
+
+    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        weights = mean_weights(so_far.weights, so_far.keys)
+        self._write({"method": method, **iteration_records(so_far)[-1], "mean_weights": weights})
+
+    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+        self._write(round_record(method, trial, round, seen))
+
+    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+        accuracy = 100 * result.accuracies[-1]
+        self._write({"method": method, "trial": trial, "accuracy": accuracy, "weights": result.weights.tolist()})
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write({"table": list(rows)})
+
+    def kept(self, files: Sequence[Path]) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        lines: list[Mapping[str, Any]] = [] if self._settings is None else [{"began": self._settings}]
+        lines.append({**record, "seconds": round(time.monotonic() - self._began, 3)})
+        with self.path.open("a", encoding="utf-8") as file:  # closed at once: the line is there for other readers
+            if self._settings is not None and file.tell():
+                file.write("\n")  # a run that was killed here may have left half a line
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        self._settings = None

@@ -1,0 +1,99 @@
+"""A run in TensorBoard's event files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedunfold.errors import InputError
+from fedunfold.federation import Evaluation
+from fedunfold.rounds import RunResult
+from fedunfold.tracking.protocol import Tracker
+from fedunfold.tracking.records import Scalar, flattened, of_iteration, of_round, of_table, of_trial
+from fedunfold.weighting.learned import LearnedWeights
+
+
+class TensorBoard(Tracker):
+    """Writes a run to a folder of its own below TensorBoard's `--logdir`; nothing is made before the work begins.
+
+    Scalars: those of `records`, a step for each outer iteration or round. Histograms: the weights of all clients, a
+    step for each round. Texts: `settings` and `results`; the settings are hyperparameters too. Figures that the run
+    leaves become images.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            raise InputError("tracking with TensorBoard needs it: pip install 'fedunfold[tracking]'.") from error
+        self.folder = folder
+        self._open = SummaryWriter
+        self._learned: dict[str, LearnedWeights] = {}
+
+    def began(self, settings: Mapping[str, Any]) -> None:
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        self._clients = settings["clients"]
+        self._writer = self._open(str(self.folder))
+        flat = flattened(settings)
+        self._writer.add_text("settings", _markdown([{"setting": name, "value": flat[name]} for name in flat]))
+        self._summary(hparams_pb({name: _plain(value) for name, value in flat.items()}))
+        self._writer.flush()
+
+    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        self._learned[method] = so_far
+        self._scalars(of_iteration(method, so_far))
+
+    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+        self._scalars(of_round(method, trial, round, seen))
+
+    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+        self._histograms(f"{method}/trial-{trial}/weights", result.weights)
+        self._scalars(of_trial(method, trial, result, self._clients))
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._writer.add_text("results", _markdown(rows))
+        self._scalars(of_table(rows))
+
+    def ended(self, failure: BaseException | None) -> None:
+        for method, learned in self._learned.items():
+            self._histograms(f"{method}/learning/weights", learned.weights)
+        self._writer.close()
+
+    def kept(self, files: Sequence[Path]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._writer = self._open(str(self.folder), filename_suffix=".figures")
+        for file in files:
+            if file.suffix == ".png":
+                image = Summary.Image(encoded_image_string=file.read_bytes())
+                self._summary(Summary(value=[Summary.Value(tag=f"figures/{file.stem}", image=image)]))
+        self._writer.close()
+
+    def _summary(self, summary: Any) -> None:
+        """What SummaryWriter has no method for, or none that leaves the values as they are."""
+        events: Any = self._writer.file_writer
+        events.add_summary(summary)
+
+    def _scalars(self, scalars: Sequence[Scalar]) -> None:
+        for name, value, step in scalars:
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def _histograms(self, name: str, weights: Tensor) -> None:
+        for t, row in enumerate(weights):
+            self._writer.add_histogram(name, row, t)
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table; TensorBoard shows texts as Markdown."""
+    if not rows:
+        return ""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _plain(value: Any) -> bool | float | str:
+    """Hyperparameters are numbers, truth values and texts."""
+    return value if isinstance(value, int | float) else str(value)
