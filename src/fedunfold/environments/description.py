@@ -84,6 +84,7 @@ class Environment(Settings):
 
     `sampled` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
     may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper` is the slow outer schedule.
+    `class_names` are in the order of the class numbers, and fix how many classes there are.
     """
 
     name: str = Field(min_length=1)
@@ -93,6 +94,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     sampled: Count | None = None
+    class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
     data: DataSource
@@ -135,6 +137,8 @@ class Environment(Settings):
         if self.sampled is not None and self.sampled > len(keys):
             raise ValueError(f"field sampled: must be at most {len(keys)}, the clients, got {self.sampled}")
         check_division(self.data, self.partition, tuple(keys))
+        if isinstance(self.data, MemorySource) and self._named_classes not in (None, self.data.data.classes):
+            raise ValueError(f"field class_names: name the data's {self.data.data.classes} classes, or none")
         return self
 
     @classmethod
@@ -205,7 +209,7 @@ class Environment(Settings):
         """A checked copy with other fields; the data are loaded again only where they may differ."""
         result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
         result._folder = self._folder
-        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients"}:
+        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names"}:
             vars(result)["_loaded"] = self._loaded
         return result
 
@@ -229,10 +233,14 @@ class Environment(Settings):
         """The clients' data and the test set, read once and kept."""
         return self._loaded
 
+    @property
+    def _named_classes(self) -> int | None:
+        return None if self.class_names is None else len(self.class_names)
+
     @cached_property  # not a private field: two environments are equal whether or not they were loaded
     def _loaded(self) -> FederatedData:
         keys = tuple(client.key for client in self.clients)
-        return divide(self.data, self.partition, keys, self._folder)
+        return divide(self.data, self.partition, keys, self._folder, self._named_classes)
 
     def digest(self, data: FederatedData) -> str:
         """SHA-256 of what makes the federation, so that weights can tell whether they were learned for it.
