@@ -5,8 +5,10 @@ from typing import Any
 import typer
 
 from fedunfold.cli import options as opt
+from fedunfold.cli.new_environment import new
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show and check environments.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, check and make environments.")
+app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine.toml")(new)
 
 
 @app.command("list", epilog="Example: fedunfold env list")

@@ -110,18 +110,18 @@ class HubData:
         clients: int | None,
         label: str,
         test: float,
-        look: Look,
+        look: Look | None,
         *,
         drop: Sequence[str] = (),
         scaling: encoding.Scaling = "standard",
         seed: int = 0,
     ) -> Gathered:
-        """The clients' rows: of the image column, if there is one, else of all columns as in a table."""
+        """The clients' rows: of the image column, with a `look` at it, else of all columns as in a table."""
         if label not in self.train.columns:
             raise InputError(f"--label: {self.train.name} has no column {label}, only {', '.join(self.train.columns)}.")
         parts = _dealt(self.train, dealing, clients, label, seed)
         image = self.train.image
-        if image is not None:
+        if image is not None and look is not None:
             return _gather_images(parts, self.test, image, label, test, look, seed)
         for name in drop:
             if name == label or name not in self.train.columns:
@@ -180,8 +180,6 @@ def _partitioner(dealing: Dealing, clients: int | None, label: str, seed: int) -
     library = _library("flwr_datasets.partitioner")
     value = dealing.value
     if dealing.kind == "natural":
-        if clients is not None:
-            raise InputError("--clients: the natural partitioner takes the clients from its column; leave it out.")
         return library.NaturalIdPartitioner(partition_by=value)
     by_label = {"num_partitions": clients, "partition_by": label, "seed": seed}
     makers = {

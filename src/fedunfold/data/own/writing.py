@@ -13,7 +13,9 @@ from fedunfold.files import write_atomically
 def write_npz(path: Path, gathered: Gathered) -> None:
     """x_<client> and y_<client> for every client and for the test."""
     owners = {**gathered.clients, "test": gathered.test}
-    arrays: dict[str, Any] = {f"{axis}_{owner}": pair[i] for owner, pair in owners.items() for i, axis in enumerate("xy")}
+    arrays: dict[str, Any] = {
+        f"{axis}_{owner}": pair[i] for owner, pair in owners.items() for i, axis in enumerate("xy")
+    }
     write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
 
 
