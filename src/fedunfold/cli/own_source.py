@@ -203,7 +203,8 @@ class OwnSource:
 
     def _label(self, guess: str, columns: Sequence[str]) -> str:
         question = f"column to predict ({', '.join(columns)})"
-        return self.answers.about("--label", question, self.given.get("label"), guess, str)
+        given: str | None = self.given.get("label")
+        return self.answers.about("--label", question, given, guess, str)
 
     def _dealing(self) -> "tuple[Dealing, int]":
         from fedunfold.data.own.partitioners import dealing

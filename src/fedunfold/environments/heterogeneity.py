@@ -1,8 +1,7 @@
 """What is heterogeneous about a federation, in numbers, and whether learned weights are likely to help there."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -55,14 +54,12 @@ class Heterogeneity:
             sole_holders={env.class_name(c): data.keys[int(counts[:, c].argmax())] for c in sole},
         )
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def _nobody(reliability: list[float], drawn: int) -> float:
     """The mean of Π(1 − r_k) over all sets of `drawn` clients.
 
-    With E_k[j] that mean over the j-sets of the first k clients: E_k[j] = (1 − j/k) E_{k−1}[j] + (j/k)(1 − r_k) E_{k−1}[j−1].
+    With E_k[j] that mean over the j-sets of the first k clients,
+    E_k[j] = (1 − j/k) E_{k−1}[j] + (j/k) (1 − r_k) E_{k−1}[j−1].
     """
     means = np.zeros(drawn + 1)
     means[0] = 1.0
