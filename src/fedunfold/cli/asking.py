@@ -13,11 +13,16 @@ from fedunfold.errors import InputError
 Value = TypeVar("Value")
 
 
+def watched() -> bool:
+    """Whether someone sees a question and can answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 class Answers:
     """Asks only where someone can answer, and never for what was given."""
 
     def __init__(self, yes: bool) -> None:
-        self._ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+        self._ask = not yes and watched()
 
     def about(
         self, option: str, question: str, given: Value | None, default: Value | None, read: Callable[[str], Value]

@@ -1,5 +1,6 @@
 """`fedunfold env`: what federations there are, and what is in them."""
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -104,17 +105,18 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
         f"{data.classes} classes, {found.rounds} rounds; ready."
     )
     console.say(
-        f"largest client / smallest: {heterogeneity.size_ratio:.3g}; clients in a round: "
-        f"{heterogeneity.expected_present:.3g} of {len(clients)} expected, nobody in {100 * heterogeneity.nobody:.2g} %."
+        f"The largest client has {heterogeneity.size_ratio:.3g} times the samples of the smallest; in a round "
+        f"{heterogeneity.expected_present:.3g} clients are expected, with probability {heterogeneity.nobody:.2g} none."
     )
     console.say(f"Are learned weights likely to help? {_ANSWERS[expected.learned_weights]}")
     for line in (*expected.reasons, *expected.warnings):
         console.say(f"  - {line}")
+    console.say(f"`fedunfold compare {shlex.quote(env)}` tells how much.")
 
 
 _ANSWERS = {
-    "likely": "Likely: in federations like this they gained over FedAvg.",
-    "perhaps": "Perhaps a little: in federations like this the gain was small or missing.",
+    "likely": "Likely: in most federations like this they gained over FedAvg.",
+    "perhaps": "Perhaps: in federations like this the gain was small, or only sometimes there.",
     "unlikely": "Not likely: begin with FedAvg, which costs nothing to learn.",
 }
 

@@ -13,10 +13,11 @@ from fedunfold.environments.heterogeneity import Heterogeneity
 
 Verdict = Literal["likely", "perhaps", "unlikely"]
 
-DIVERGENCE = (0.3, 0.5)  # from the first on perhaps, from the second on likely
+DIVERGENCE = (0.3, 0.6)  # from the first on perhaps, from the second on likely
 EPOCHS = (1.5, 2.0)
 RELIABILITY = (0.25, 0.5)
 SIZES = 4.0  # more than perhaps was never seen from sizes alone
+ABSENT = 0.75  # part of the clients in a round from which on down absences matter
 OFTEN = 0.05  # rounds without anybody that are worth a warning
 
 
@@ -43,16 +44,21 @@ def outlook(found: Heterogeneity) -> Outlook:
         likely.append(f"some classes are at one client alone, whose weight decides how they are learned: {held}.")
     epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
     _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)
-    flaky = f"some clients are there far more often than others: reliabilities are up to {found.reliability_spread:.2g} apart."
+    flaky = f"some clients are there more often than others: reliabilities are {found.reliability_spread:.2g} apart."
     _sort(found.reliability_spread, RELIABILITY, flaky, likely, perhaps)
     if found.size_ratio >= SIZES:
         perhaps.append(f"the largest client has {found.size_ratio:.3g} times the samples of the smallest.")
+    if found.expected_present <= ABSENT * len(found.divergence):
+        perhaps.append(
+            f"only {found.expected_present:.3g} of {len(found.divergence)} clients are expected in a round; "
+            "the method fedunfold also remembers the absent ones' last updates."
+        )
     warnings = []
     if found.nobody >= OFTEN:
         warnings.append(f"in {100 * found.nobody:.0f} % of the rounds nobody is there, and the model stays as it is.")
     if likely or perhaps:
         return Outlook("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
-    alike = "clients are much alike in labels, sizes, epochs and reliability, so weights by size are hard to beat."
+    alike = "clients are alike in labels, sizes and epochs, and there when needed: weights by size are hard to beat."
     return Outlook("unlikely", (alike,), tuple(warnings))
 
 

@@ -7,6 +7,7 @@ more, and its one builder that unpickles is refused here.
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,8 +162,10 @@ def _dealt(train: Split, dealing: Dealing, clients: int | None, label: str, seed
     """Each client's rows, by key: client-0, client-1, …, or what the natural column calls them."""
     made = _partitioner(dealing, clients, label, seed)
     try:
-        made.dataset = train.rows_.shuffle(seed=seed)
-        parts = [made.load_partition(i) for i in range(made.num_partitions)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # among the libraries below, of no use to the user
+            made.dataset = train.rows_.shuffle(seed=seed)
+            parts = [made.load_partition(i) for i in range(made.num_partitions)]
     except NOT_LOADED as error:
         raise InputError(f"--partitioner {dealing.kind}: cannot divide {train.name} ({first_line(error)}).") from error
     names = [f"client-{i}" for i in range(len(parts))]
@@ -188,7 +191,11 @@ def _partitioner(dealing: Dealing, clients: int | None, label: str, seed: int) -
         "exponential": lambda: library.ExponentialPartitioner(clients),
         "dirichlet": lambda: library.DirichletPartitioner(alpha=value, min_partition_size=SMALLEST, **by_label),
         "shard": lambda: library.ShardPartitioner(num_shards_per_partition=value, **by_label),
-        "pathological": lambda: library.PathologicalPartitioner(num_classes_per_partition=value, **by_label),
+        "pathological": lambda: library.PathologicalPartitioner(
+            num_classes_per_partition=value,
+            class_assignment_mode="first-deterministic",  # so that no class is left out where there is room for all
+            **by_label,
+        ),
     }
     try:
         return makers[dealing.kind]()

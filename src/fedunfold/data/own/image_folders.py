@@ -35,6 +35,7 @@ def gather(
 
     Classes are the class folders of all clients together, in alphabetical order.
     """
+    held = ImageFolder.listed(test) if isinstance(test, Path) else None
     homes = {path.name: path for path in subfolders(root) if not (isinstance(test, Path) and path.samefile(test))}
     keys = client_keys({name: name for name in homes}, str(root))
     if not keys:
@@ -43,7 +44,6 @@ def gather(
     classes = tuple(sorted({name for folder in folders.values() for name in folder.classes}))
     if len(classes) < 2:
         raise InputError(f"{root}: the clients have only the class {classes[0]}; a classifier needs two.")
-    held = ImageFolder.listed(test) if isinstance(test, Path) else None
     if held is not None and (odd := sorted(set(held.classes) - set(classes))):
         raise InputError(f"{test}: no client has the class {odd[0]}; take its folder out of the test.")
     total = sum(len(folder.files) for folder in (*folders.values(), *((held,) if held else ())))

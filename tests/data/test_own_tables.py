@@ -124,8 +124,12 @@ def test_worked_by_hand(tmp_path: Path) -> None:
     found = made(tmp_path)
     values = np.array([1, 3, 3, 8])
     mean, deviation = values.mean(), values.std()
-    assert found.clients["a"][0] == pytest.approx(np.array([[(1 - mean) / deviation, 1, 0], [(3 - mean) / deviation, 0, 1]]))
-    assert found.clients["b"][0] == pytest.approx(np.array([[(3 - mean) / deviation, 1, 0], [(8 - mean) / deviation, 1, 0]]))
+    assert found.clients["a"][0] == pytest.approx(
+        np.array([[(1 - mean) / deviation, 1, 0], [(3 - mean) / deviation, 0, 1]])
+    )
+    assert found.clients["b"][0] == pytest.approx(
+        np.array([[(3 - mean) / deviation, 1, 0], [(8 - mean) / deviation, 1, 0]])
+    )
     assert found.test[0] == pytest.approx(np.array([[(100 - mean) / deviation, 0, 0]]))  # no client has an x
     assert found.clients["a"][1].tolist() == [0, 1] and found.test[1].tolist() == [0]
     assert found.classes == ("no", "yes")
@@ -184,7 +188,10 @@ def test_large_offsets_keep_their_digits(tmp_path: Path) -> None:
         ({"a": "v,y\n1e39,a\n2,b\n", "test": "v,y\n1,a\n"}, ("column v", "unit")),
         ({"a": "y\na\nb\n"}, ("a.csv", "no column but the label")),
         ({"a": "v,y\n1,a\n2,b\n"}, ("--test", "fraction")),
-        ({"a": "n,y\n" + "".join(f"name {i},{i % 2}\n" for i in range(101))}, ("column n", "a.csv, line 2", "--drop n")),
+        (
+            {"a": "n,y\n" + "".join(f"name {i},{i % 2}\n" for i in range(101))},
+            ("column n", "a.csv, line 2", "--drop n"),
+        ),
         ({"a": "v,y\n" + "".join(f"1,{i}\n" for i in range(1001))}, ("a.csv, line 1002", "column y", "1000")),
     ],
 )
