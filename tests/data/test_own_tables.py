@@ -226,6 +226,12 @@ def test_a_dropped_column_may_differ(tmp_path: Path) -> None:
     assert made(tmp_path, drop=["id"], scaling="none").clients["a"][0].tolist() == [[1], [2]]
 
 
+def test_dropping_one_column_excuses_no_other(tmp_path: Path) -> None:
+    folder(tmp_path, a="id,v,w,y\n1,1,1,a\n2,2,2,b\n", b="v,y\n3,a\n4,b\n")
+    with pytest.raises(InputError, match=r"b\.csv has no column w"):
+        made(tmp_path, drop=["id"])
+
+
 def test_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"v,y\n1,a\n2,caf\xe9\n")
     with pytest.raises(InputError, match=r"a\.csv, line 3: is not UTF-8"):

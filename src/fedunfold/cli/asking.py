@@ -39,6 +39,7 @@ class Answers:
                 text = typer.prompt(question, default=None if default is None else shown(default), err=True)
                 return read(str(text))
             except click.Abort:
+                typer.echo(err=True)  # the question's own line
                 raise Stopped("stopped; nothing was written.") from None
             except ValueError as error:  # InputError is one too
                 reason = str(error) if isinstance(error, InputError) else f"{text!r} does not fit here."

@@ -120,11 +120,9 @@ def _common_columns(sheets: Sequence[Sheet], label: str, drop: Sequence[str]) ->
     """The feature columns in the first sheet's order; every sheet has to have the same ones."""
     first = sheets[0]
     for sheet in sheets:
-        odd = next(
-            (name for name in (*first.columns, *sheet.columns) if (name in first.columns) != (name in sheet.columns)),
-            None,
-        )
-        if odd is not None and odd not in drop:
+        both = [name for name in (*first.columns, *sheet.columns) if name not in drop]
+        odd = next((name for name in both if (name in first.columns) != (name in sheet.columns)), None)
+        if odd is not None:
             has, lacks = (first, sheet) if odd in first.columns else (sheet, first)
             raise InputError(
                 f"{lacks.name} has no column {odd}, which {has.name} has; give all the same ones, or --drop it."
