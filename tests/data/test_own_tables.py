@@ -166,6 +166,15 @@ def test_large_offsets_keep_their_digits(tmp_path: Path) -> None:
     assert made(tmp_path).clients["a"][0].ravel().tolist() == [-1, 1]
 
 
+def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
+    """The deviation of many 0.1 is not quite 0 in floating point; dividing by it would make a test row explode."""
+    rows = "".join(f"0.1,{'ab'[i % 2]}\n" for i in range(11))
+    folder(tmp_path, a="v,y\n" + rows, test="v,y\n1.1,a\n")
+    found = made(tmp_path)
+    assert not found.clients["a"][0].any()
+    assert found.test[0].tolist() == [[1.0]]
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

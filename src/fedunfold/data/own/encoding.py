@@ -242,13 +242,17 @@ def _recipe(columns: Sequence[Column], x: NDArray[np.float64], scaling: Scaling)
         present = values[~np.isnan(values)]
         median = float(np.median(present)) if len(present) else 0.0
         filled = np.where(np.isnan(values), median, values)
-        with np.errstate(over="ignore", invalid="ignore"):  # refused by name below
-            mean, scale = (float(filled.mean()), float(filled.std())) if scaling == "standard" else (0.0, 1.0)
+        mean, scale = 0.0, 1.0
+        if scaling == "standard":
+            with np.errstate(over="ignore", invalid="ignore"):  # refused by name below
+                mean, scale = float(filled.mean()), float(filled.std())
+            if filled.min() == filled.max():  # rounding may leave it a deviation, by which a test row would explode
+                mean, scale = float(filled[0]), 1.0
         if not math.isfinite(scale) or np.abs(filled).max() > LARGEST:
             raise InputError(
                 f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or --drop it."
             )
-        recipe.append({"column": column.name, "missing": median, "mean": mean, "scale": scale or 1.0})
+        recipe.append({"column": column.name, "missing": median, "mean": mean, "scale": scale})
     return recipe
 
 
@@ -258,7 +262,8 @@ def _applied(recipe: Sequence[Mapping[str, Any]], x: NDArray[np.float64]) -> NDA
         np.array([entry.get(name, default) for entry in recipe])
         for name, default in (("missing", 0.0), ("mean", 0.0), ("scale", 1.0))
     )
-    result: NDArray[np.float32] = ((np.where(np.isnan(x), fill, x) - mean) / scale).astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused by client and row
+        result: NDArray[np.float32] = ((np.where(np.isnan(x), fill, x) - mean) / scale).astype(np.float32)
     return result
 
 

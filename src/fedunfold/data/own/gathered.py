@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ class Gathered:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
+
+
+def visible(folder: Path) -> list[Path]:
+    """What lies in a folder, by name; hidden entries are left out, as file managers leave them."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}).") from error
 
 
 def client_key(name: str) -> str:

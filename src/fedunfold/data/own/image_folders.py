@@ -9,7 +9,7 @@ import numpy as np
 from fedunfold.data.features.files import Skipped
 from fedunfold.data.features.images import ImageFolder
 from fedunfold.data.features.reading import read_ahead
-from fedunfold.data.own.gathered import Gathered, Rows, client_keys, notes_on_rows, split_off_test
+from fedunfold.data.own.gathered import Gathered, Rows, client_keys, notes_on_rows, split_off_test, visible
 from fedunfold.data.own.looking import Look
 from fedunfold.errors import InputError
 
@@ -19,8 +19,8 @@ OnProgress = Callable[[int, int], object]
 
 
 def subfolders(root: Path) -> list[Path]:
-    """Folders that are not hidden, by name."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """The folders in it, by name."""
+    return [path for path in visible(root) if path.is_dir()]
 
 
 def gather(

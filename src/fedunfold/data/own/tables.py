@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from fedunfold.data.npz import first_line
-from fedunfold.data.own.gathered import client_keys
+from fedunfold.data.own.gathered import client_keys, visible
 from fedunfold.errors import InputError
 
 TEST = "test"
@@ -120,9 +120,8 @@ class TableFolder:
 
 
 def csv_files(folder: Path) -> list[Path]:
-    """The folder's CSV files by name; hidden ones are left out, as file managers leave them."""
-    files = (path for path in folder.iterdir() if path.suffix.lower() == ".csv" and not path.name.startswith("."))
-    return sorted(path for path in files if path.is_file())
+    """The folder's CSV files, by name."""
+    return [path for path in visible(folder) if path.suffix.lower() == ".csv" and path.is_file()]
 
 
 def guessed_label(columns: Sequence[str]) -> str:
