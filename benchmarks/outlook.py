@@ -96,7 +96,8 @@ def cases() -> Iterator[Case]:
             for seed in (0, 1):
                 yield Case(data, f"Dirichlet {alpha:g}", alpha=alpha, seed=seed)
     yield Case("gaussians", "Dirichlet 0.05", alpha=0.05, seed=1)
-    for largest in (1, 4, 16):
+    yield Case("digits", "all alike", shares=(1, 1, 1, 1, 1))
+    for largest in (4, 16):
         yield Case("digits", f"one client {largest} times as large", shares=(1, 1, 1, 1, largest))
     for epochs in (2, 4):
         yield Case("digits", f"one client {epochs} times as long", first_epochs=epochs)

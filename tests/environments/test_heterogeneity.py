@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,3 +101,16 @@ def test_rounds_without_anybody_are_warned_of() -> None:
 @pytest.mark.parametrize("name", ["digits-label-skew", "digits-compute-skew", "digits-flaky"])
 def test_bundled_federations_where_learned_weights_gain(name: str) -> None:
     assert outlook(measured(environment(name))).learned_weights == "likely"
+
+
+def test_the_committed_runs_bear_the_outlook_out() -> None:
+    """Sole classes always gained; what is called unlikely never gained a point by learned weights."""
+    page = Path(__file__).parents[2] / "docs" / "results" / "outlook" / "results.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "±" in line]
+    seen = [(row[6], int(row[2]), float(row[8])) for row in rows]
+    assert {verdict for verdict, _, _ in seen} == {"likely", "perhaps", "unlikely"}
+    for verdict, sole, gain in seen:
+        if sole:
+            assert verdict == "likely" and gain > 1
+        if verdict == "unlikely":
+            assert gain < 1

@@ -115,8 +115,8 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
 
 
 _ANSWERS = {
-    "likely": "Likely: in most federations like this they gained over FedAvg.",
-    "perhaps": "Perhaps: in federations like this the gain was small, or only sometimes there.",
+    "likely": "Likely: where clients were like this they gained over FedAvg, unless the task was easy for it.",
+    "perhaps": "Perhaps: where clients were like this the gain was small, or only sometimes there.",
     "unlikely": "Not likely: begin with FedAvg, which costs nothing to learn.",
 }
 
