@@ -45,7 +45,9 @@ def gathered(file: str, how: str, clients: int | None = 4, **options: Any) -> Ga
     return data.gather(dealing(how), clients, "kind", 0.25, None, scaling="none", **options)
 
 
-@pytest.mark.parametrize("how", ["iid", "dirichlet:alpha=0.5", "shard:shards=2", "pathological:classes=2", "linear"])
+@pytest.mark.parametrize(
+    "how", ["iid", "dirichlet:alpha=0.5", "shard:shards=2", "pathological:classes=2", "linear", "exponential"]
+)
 def test_every_row_is_at_one_client_or_in_the_test(file: str, how: str) -> None:
     made = gathered(file, how, drop=["site"])
     assert list(made.clients) == [f"client-{i}" for i in range(4)]

@@ -146,7 +146,8 @@ def _load(datasets: Any, name: str) -> Any:
         raise InputError(f"--dataset {name}: is a kind of file; give the path of the file or folder itself.")
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(50)  # what goes wrong is told by the error
+    for library in (datasets, importlib.import_module("huggingface_hub.utils")):
+        library.logging.set_verbosity(50)  # what goes wrong is told by the error
     try:
         if builder is not None:
             return datasets.load_dataset(builder, data_files={"train": str(path)})
