@@ -96,6 +96,8 @@ def cases() -> Iterator[Case]:
             for seed in (0, 1):
                 yield Case(data, f"Dirichlet {alpha:g}", alpha=alpha, seed=seed)
     yield Case("gaussians", "Dirichlet 0.05", alpha=0.05, seed=1)
+    yield Case("gaussians", "Dirichlet 0.05", alpha=0.05, seed=5)  # this and the next for their sole classes
+    yield Case("gaussians", "Dirichlet 0.02", alpha=0.02, seed=1)
     yield Case("digits", "all alike", shares=(1, 1, 1, 1, 1))
     for largest in (4, 16):
         yield Case("digits", f"one client {largest} times as large", shares=(1, 1, 1, 1, largest))
@@ -142,7 +144,8 @@ HEAD = """# What `env check` expects, and what was seen
 FedAvg in points, means over three or five trials (results.json says which); in the last rows, those of
 [mnist](../mnist/results.md). Dirichlet deals classes unevenly, the smaller its number the more. Divergence is the mean
 over the samples, sole classes are at one client alone, sizes and epochs are largest over smallest, and reliability is
-largest less smallest. Expected is what `fedunfold env check` says of learned weights.
+largest less smallest. Expected is what `fedunfold env check` says of learned weights. The last two draws of the
+gaussians were chosen for their sole classes, all others were not chosen.
 
 | federation | divergence | sole classes | sizes | epochs | reliability | expected | FedAvg | duw-fedavg | fedunfold |
 |---|---|---|---|---|---|---|---|---|---|

@@ -111,6 +111,6 @@ def test_the_committed_runs_bear_the_outlook_out() -> None:
     assert {verdict for verdict, _, _ in seen} == {"likely", "perhaps", "unlikely"}
     for verdict, sole, gain in seen:
         if sole:
-            assert verdict == "likely" and gain > 1
+            assert verdict == "likely" and gain > 0
         if verdict == "unlikely":
             assert gain < 1

@@ -2,12 +2,13 @@
 
 A hint, not a bound; docs/results/outlook sets it beside what was gained, over FedAvg in ten rounds:
 
-- Classes that one client holds alone: learned weights gained in every run, most where several classes were held so.
+- Classes that one client holds alone: learned weights gained in every run, though in some next to nothing, and most
+  where several classes were held so.
 - Labels that differ without that: a large gain in one run, next to nothing in the others, so perhaps.
 - Epochs or reliabilities that differ by much: a few points on MNIST and on the digits.
 - Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold` gained some points there too,
   for it also learns the server's steps, and where many are absent it gained by remembering them.
-- On an easy task nothing was gained, whatever the clients: FedAvg had left nothing to gain. That is not to be seen from
+- On an easy task nothing was gained without sole classes: FedAvg had left nothing to gain. That is not to be seen from
   the clients, so even what is likely may not come true.
 """
 
