@@ -141,8 +141,9 @@ def mnist() -> Iterator[str]:
 HEAD = """# What `env check` expects, and what was seen
 
 `python benchmarks/outlook.py docs/results/outlook`: five clients and ten rounds; accuracies in percent, gains over
-FedAvg in points, means over three or five trials (results.json says which); in the last rows, those of
-[mnist](../mnist/results.md). Dirichlet deals classes unevenly, the smaller its number the more. Divergence is the mean
+FedAvg in points, means over the trials that results.json counts (three; five in records that an earlier version of the
+script made of the same federations); in the last rows, those of [mnist](../mnist/results.md).
+Dirichlet deals classes unevenly, the smaller its number the more. Divergence is the mean
 over the samples, sole classes are at one client alone, sizes and epochs are largest over smallest, and reliability is
 largest less smallest. Expected is what `fedunfold env check` says of learned weights. The last two draws of the
 gaussians were chosen for their sole classes, all others were not chosen.
