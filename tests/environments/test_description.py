@@ -300,6 +300,26 @@ def test_npz_divided_already(tmp_path: Path) -> None:
             environment(written(tmp_path, clients=clients, **source)).load()
 
 
+def test_class_names_say_how_many_classes_there_are(tmp_path: Path) -> None:
+    (xa, ya), (xb, yb), (xt, yt) = pair(5), pair(7, 1), pair(2, 2)
+    np.savez(tmp_path / "own.npz", x_a=xa, y_a=ya, x_b=xb, y_b=yb, x_test=xt, y_test=yt)
+    source = {"data": '{source = "npz", path = "own.npz"}', "partition": '{kind = "given"}'}
+    env = environment(written(tmp_path, **source, more='class_names = ["ill", "well", "unseen"]'))
+    assert env.load().classes == 3 and env.load().label_counts[:, 2].tolist() == [0, 0]
+    assert [env.class_name(c) for c in range(3)] == ["ill", "well", "unseen"]
+    assert environment(written(tmp_path, **source)).class_name(1) == "1"
+    (tmp_path / "again.toml").write_text(env.to_toml())
+    assert environment(tmp_path / "again.toml") == env
+    digits = environment(written(tmp_path, more='class_names = ["even", "odd"]'))
+    with pytest.raises(InputError, match="has the label 9 but there are 2 classes"):
+        digits.load()
+    with pytest.raises(InputError, match="field class_names"):
+        environment(written(tmp_path, more='class_names = ["all"]'))
+    assert in_memory().with_(class_names=("ill", "well")).class_name(0) == "ill"
+    with pytest.raises(InputError, match="field class_names: name the data's 2 classes"):
+        in_memory().with_(class_names=("ill", "well", "unseen"))
+
+
 def test_label_and_index_partitions_from_a_file(tmp_path: Path) -> None:
     by_label = '{kind = "labels", labels = [[0], [1, 2]], sizes = [5, 7]}'
     assert environment(written(tmp_path, partition=by_label)).load().label_counts[:, :3].tolist() == [

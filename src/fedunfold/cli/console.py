@@ -143,7 +143,7 @@ def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), mos
 def clients_table(rows: Iterable[tuple[str, ...]]) -> Table:
     """Who takes part."""
     table = Table(title="clients")
-    for name in ("client", "samples", "share", "labels", "epochs", "reliability"):
+    for name in ("client", "samples", "share", "labels", "divergence", "epochs", "reliability"):
         table.add_column(name, justify="left" if name in ("client", "labels") else "right")
     for row in rows:
         table.add_row(*row)

@@ -1,12 +1,18 @@
 """`fedunfold env`: what federations there are, and what is in them."""
 
-from typing import Any
+import shlex
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedunfold.cli import options as opt
+from fedunfold.cli.new_environment import new
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show and check environments.")
+if TYPE_CHECKING:
+    from fedunfold.environments import Environment
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, check and make environments.")
+app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine.toml")(new)
 
 
 @app.command("list", epilog="Example: fedunfold env list")
@@ -44,25 +50,41 @@ def show(env: opt.Env, format: opt.Format = "text") -> None:
 
 @app.command(epilog="Example: fedunfold env check mine.toml")
 def check(env: opt.Env, format: opt.Format = "text") -> None:
-    """Load an environment's data and show who holds what; an error says what to mend."""
+    """Load an environment's data, show who holds what and how unlike clients are; an error says what to mend."""
+    from dataclasses import asdict
+
     from fedunfold.cli import console
     from fedunfold.environments import environment
+    from fedunfold.environments.heterogeneity import Heterogeneity
+    from fedunfold.environments.outlook import outlook
 
     found = environment(env)
     data = found.load()
+    heterogeneity = Heterogeneity.of(found, data)
+    expected = outlook(heterogeneity)
     total = sum(data.sizes)
     clients: list[dict[str, Any]] = [
         {
             "key": client.key,
             "samples": size,
             "label_counts": counts.tolist(),
+            "divergence": heterogeneity.divergence[client.key],
             "epochs": client.epochs,
             "reliability": client.reliability,
         }
         for client, size, counts in zip(found.clients, data.sizes, data.label_counts, strict=True)
     ]
     if format == "json":
-        console.print_json({"environment": found.name, "test_samples": len(data.y_test), "clients": clients})
+        console.print_json(
+            {
+                "environment": found.name,
+                "test_samples": len(data.y_test),
+                "classes": [found.class_name(c) for c in range(data.classes)],
+                "clients": clients,
+                "heterogeneity": asdict(heterogeneity),
+                "outlook": asdict(expected),
+            }
+        )
         return
     console.out.print(
         console.clients_table(
@@ -70,8 +92,9 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
                 client["key"],
                 str(client["samples"]),
                 f"{100 * client['samples'] / total:.1f} %",
-                _labels(client["label_counts"]),
-                str(client["epochs"]),
+                _labels(found, client["label_counts"]),
+                f"{client['divergence']:.2f}",
+                _epochs(client["epochs"]),
                 f"{client['reliability']:g}",
             )
             for client in clients
@@ -81,11 +104,33 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
         f"{data.classes} classes, {found.rounds} rounds; ready."
     )
+    console.say(
+        f"The largest client has {heterogeneity.size_ratio:.3g} times the samples of the smallest; in a round "
+        f"{heterogeneity.expected_present:.3g} clients are expected, with probability {heterogeneity.nobody:.2g} none."
+    )
+    console.say(f"Are learned weights likely to help? {_ANSWERS[expected.learned_weights]}")
+    for line in (*expected.reasons, *expected.warnings):
+        console.say(f"  - {line}")
+    console.say(f"`fedunfold compare {shlex.quote(env)}` tells how much.")
 
 
-def _labels(counts: list[int]) -> str:
+_ANSWERS = {
+    "likely": "Likely: where clients were like this they gained over FedAvg, unless the task was easy for it.",
+    "perhaps": "Perhaps: where clients were like this the gain was small, or only sometimes there.",
+    "unlikely": "Not likely: begin with FedAvg, which costs nothing to learn.",
+}
+
+
+def _labels(env: "Environment", counts: list[int]) -> str:
     """The classes a client holds, as a short list."""
-    held = [str(label) for label, count in enumerate(counts) if count]
+    held = [env.class_name(label) for label, count in enumerate(counts) if count]
     if len(held) == len(counts):
         return "all"
     return ", ".join(held[:10]) + (f", … ({len(held)})" if len(held) > 10 else "")
+
+
+def _epochs(epochs: int | tuple[int, ...]) -> str:
+    """One number, or the range over the rounds."""
+    if isinstance(epochs, int):
+        return str(epochs)
+    return f"{min(epochs)}–{max(epochs)}"

@@ -197,8 +197,13 @@ def check_division(source: DataSource, partition: Partition, keys: tuple[str, ..
             )
 
 
-def divide(source: DataSource, partition: Partition, keys: tuple[str, ...], folder: Path) -> FederatedData:
-    """Load the source and give every client its rows; relative paths count from `folder`."""
+def divide(
+    source: DataSource, partition: Partition, keys: tuple[str, ...], folder: Path, classes: int | None = None
+) -> FederatedData:
+    """Load the source and give every client its rows; relative paths count from `folder`.
+
+    Without `classes`, they are counted up to the highest label met.
+    """
     if isinstance(source, MemorySource):
         return source.data
     if isinstance(partition, GivenPartition):
@@ -208,9 +213,9 @@ def divide(source: DataSource, partition: Partition, keys: tuple[str, ...], fold
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
             raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
-        return FederatedData.from_clients({key: pairs[key] for key in keys}, test)
+        return FederatedData.from_clients({key: pairs[key] for key in keys}, test, classes)
     rows = source.load(folder)
     parts = partition.split(rows.y_train, len(keys))
     clients = {key: (rows.x_train[part], rows.y_train[part]) for key, part in zip(keys, parts, strict=True)}
-    classes = 1 + int(max(rows.y_train.max(), rows.y_test.max()))
-    return FederatedData.from_clients(clients, (rows.x_test, rows.y_test), classes)
+    highest = int(max(rows.y_train.max(), rows.y_test.max()))
+    return FederatedData.from_clients(clients, (rows.x_test, rows.y_test), classes or 1 + highest)

@@ -84,6 +84,7 @@ class Environment(Settings):
 
     `sampled` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
     may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper` is the slow outer schedule.
+    `class_names` are in the order of the class numbers, and fix how many classes there are.
     """
 
     name: str = Field(min_length=1)
@@ -93,6 +94,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     sampled: Count | None = None
+    class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
     data: DataSource
@@ -135,6 +137,8 @@ class Environment(Settings):
         if self.sampled is not None and self.sampled > len(keys):
             raise ValueError(f"field sampled: must be at most {len(keys)}, the clients, got {self.sampled}")
         check_division(self.data, self.partition, tuple(keys))
+        if isinstance(self.data, MemorySource) and len(self.class_names or ()) not in (0, self.data.data.classes):
+            raise ValueError(f"field class_names: name the data's {self.data.data.classes} classes, or none")
         return self
 
     @classmethod
@@ -147,10 +151,11 @@ class Environment(Settings):
             raise InputError(f"environment file {path}: does not exist; check the path") from error
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"environment file {path}: cannot be read ({error})") from error
-        return cls._parse(text, path)
+        return cls.parse(text, path)
 
     @classmethod
-    def _parse(cls, text: str, path: Path) -> Self:
+    def parse(cls, text: str, path: Path) -> Self:
+        """The environment in a TOML text that is, or will be, the file `path`."""
         try:
             result = cls(**tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
@@ -205,7 +210,7 @@ class Environment(Settings):
         """A checked copy with other fields; the data are loaded again only where they may differ."""
         result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
         result._folder = self._folder
-        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients"}:
+        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names"}:
             vars(result)["_loaded"] = self._loaded
         return result
 
@@ -225,6 +230,10 @@ class Environment(Settings):
         epochs = self.clients[k].epochs
         return epochs if isinstance(epochs, int) else epochs[min(round, len(epochs) - 1)]
 
+    def class_name(self, c: int) -> str:
+        """What class c is called: its name, or else its number."""
+        return str(c) if self.class_names is None else self.class_names[c]
+
     def load(self) -> FederatedData:
         """The clients' data and the test set, read once and kept."""
         return self._loaded
@@ -232,7 +241,8 @@ class Environment(Settings):
     @cached_property  # not a private field: two environments are equal whether or not they were loaded
     def _loaded(self) -> FederatedData:
         keys = tuple(client.key for client in self.clients)
-        return divide(self.data, self.partition, keys, self._folder)
+        classes = None if self.class_names is None else len(self.class_names)
+        return divide(self.data, self.partition, keys, self._folder, classes)
 
     def digest(self, data: FederatedData) -> str:
         """SHA-256 of what makes the federation, so that weights can tell whether they were learned for it.
@@ -279,7 +289,7 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
     names = bundled()
     if text in names:
         file = resources.files("fedunfold.environments") / "bundled" / f"{text}.toml"
-        return Environment._parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
+        return Environment.parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise InputError(

@@ -1,11 +1,6 @@
 """One pass of a frozen backbone over a folder of images, which can be stopped and taken up again."""
 
-import itertools
-import os
-import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +8,6 @@ from typing import get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedunfold.data.features.backbone import Backbone, require_extra
 from fedunfold.data.features.files import (
@@ -26,13 +20,12 @@ from fedunfold.data.features.files import (
     read_about,
     save_features,
 )
-from fedunfold.data.features.images import ImageFile, ImageFolder, read_rgb
+from fedunfold.data.features.images import ImageFile, ImageFolder
 from fedunfold.data.features.partial import Batch, PartialResults
-from fedunfold.data.npz import first_line
+from fedunfold.data.features.reading import Pixels, read_ahead
 from fedunfold.errors import InputError
 
 MODEL = "google/vit-base-patch16-224-in21k"
-Pixels = NDArray[np.float32]
 OnProgress = Callable[[int, int], object]
 
 
@@ -87,7 +80,7 @@ def extract(
     total = len(images.files)
     report = on_progress or (lambda done, total: None)
     report(resumed, total)
-    with closing(_read_ahead(images.files[resumed:], batch_size, backbone)) as batches:
+    with closing(read_ahead(images.files[resumed:], batch_size, backbone.preprocessing)) as batches:
         for start, read in batches:
             partial.add(_batch(resumed + start, read, images.files, backbone))
             report(partial.done, total)
@@ -115,34 +108,6 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
     else:
         return Extraction(out, about, features, len(images.files))
     raise InputError(f"{out} exists and {other}; choose another --out, or replace it with --again.")
-
-
-def _read_ahead(
-    files: Sequence[ImageFile], batch_size: int, backbone: Backbone
-) -> Generator[tuple[int, list[Pixels | Skipped]]]:
-    """(position, images or why not) batch by batch; the next one is decoded while this one is computed."""
-    from PIL import Image, UnidentifiedImageError
-
-    def read(file: ImageFile) -> Pixels | Skipped:
-        try:
-            return backbone.preprocessing(read_rgb(file.path))
-        except Exception as error:  # decoders of damaged files raise nearly anything
-            if isinstance(error, UnidentifiedImageError):
-                return Skipped(file.name, "is not an image")
-            return Skipped(file.name, getattr(error, "strerror", None) or first_line(error))
-
-    def submit(start: int) -> tuple[int, list[Future[Pixels | Skipped]]]:
-        return start, [pool.submit(read, file) for file in files[start : start + batch_size]]
-
-    Image.init()  # loading pillow's formats is not safe from several threads
-    starts = iter(range(0, len(files), batch_size))
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        warnings.filterwarnings("ignore", module="PIL")  # odd EXIF data, palettes; the image was still read
-        queue = deque(submit(start) for start in itertools.islice(starts, 2))
-        while queue:
-            start, futures = queue.popleft()
-            yield start, [future.result() for future in futures]
-            queue.extend(submit(start) for start in itertools.islice(starts, 1))
 
 
 def _batch(start: int, read: list[Pixels | Skipped], files: Sequence[ImageFile], backbone: Backbone) -> Batch:
