@@ -218,7 +218,7 @@ def compare(
     env = environment(env)
     watcher = watcher or Watcher()
     if not is_count(trials):
-        raise InputError(f"a comparison needs a whole number of trials, at least 1, not {trials!r}.")
+        raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
     given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
     chosen = [_as_method(entry) for entry in given]
     if not chosen:

@@ -58,15 +58,18 @@ class Learning:
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
-        for what in ("iterations", "draws", "shared_rounds"):
-            if not is_count(value := getattr(self, what)):
-                raise InputError(f"learning needs {what} to be a whole number of at least 1, not {value!r}.")
+        if not is_count(self.iterations):
+            raise InputError(f"learning needs at least 1 iteration, not {self.iterations!r}.")
         if not (isinstance(self.lr, int | float) and 0 < self.lr < 1):
             raise InputError(f"the outer learning rate must lie between 0 and 1, not {self.lr!r}.")
         if self.adjoint not in get_args(AdjointKind):
             raise InputError(f"the adjoint is 'first_order' or 'exact', not '{self.adjoint}'.")
         if self.initial_model not in ("fixed", "resample"):
             raise InputError(f"the initial model is 'fixed' or 'resample', not '{self.initial_model}'.")
+        if not is_count(self.draws):
+            raise InputError(f"a step of the learning needs at least 1 draw, not {self.draws!r}.")
+        if not is_count(self.shared_rounds):
+            raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds!r}.")
         if not (isinstance(self.pull, int | float) and 0 <= self.pull < math.inf):
             raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull!r}.")
         if self.optimizer not in BETAS:
