@@ -24,7 +24,7 @@ from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method's test accuracies over its trials (fractions, [trials][rounds]), and weights it learned."""
+    """The runs of a method, one for each trial, and the weights it learned, if any."""
 
     name: str
     trials: tuple[RunResult, ...]
