@@ -1,5 +1,6 @@
 """Figures of a comparison and of learned weights. Each function returns a matplotlib `Figure`."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 LEGEND_LIMIT = 12
 FAINT: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.25, "lw": 1}
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows as it is; matplotlib's own is only shown by way of pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=90)
+        return content.getvalue()
 
 
 def accuracy(comparison: Comparison) -> Figure:
@@ -82,7 +92,7 @@ def _check(given: object, drawn: type) -> None:
 
 
 def _canvas(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    figure = ShownFigure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
