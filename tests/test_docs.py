@@ -25,6 +25,7 @@ from fedunfold.cli.app import app
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted(path for path in ROOT.glob("docs/**/*.md") if "results" not in path.parts),
     *sorted(ROOT.glob("*/*/README.md")),
 ]
