@@ -7,8 +7,11 @@ listed below with the reason.
 """
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,3 +192,20 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page)):
             made_by_the_site = target.endswith("reference/commands.md")
             assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    ended = subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")], env=quiet, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+    pages = {path: text_of(path) for path in (tmp_path / "site").rglob("*.html")}
+    assert len(pages) > 20
+    for path, html in pages.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="?(https?:[^" >]*)', html)
+        loaded += re.findall(r'<link[^>]+rel="?(?:stylesheet|preconnect|icon)[^>]+href="?(https?:[^" >]*)', html)
+        assert not loaded, f"{path.name}: {loaded}"
