@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 def _bundled(incomplete: str) -> list[str]:
     """Names for the shell to complete; files are completed by the shell itself."""
+    from importlib import resources
+
     folder = resources.files("fedunfold") / "environments" / "bundled"
     names = (file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
     return sorted(name for name in names if name.startswith(incomplete))
