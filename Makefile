@@ -2,12 +2,14 @@
 # make test   sets up .venv, then lint, types, architecture, tests
 # make bench  sets up .venv, then measures the engine beside others, and writes docs/benchmarks.md;
 #             after make bench-others also beside FedJAX and pfl-research
+# make docs   sets up .venv, then builds the documentation into site/; open site/index.html
+# make dist   sets up .venv, then builds the wheel and the source distribution into dist/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench bench-others lint figures clean
+.PHONY: demo test bench bench-others docs dist lint figures clean
 .DELETE_ON_ERROR:
 
 # torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
@@ -16,15 +18,26 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedunfold needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch
-	@$(PIP) --editable '.[dev,vision,flower,tracking,datasets]'
+	@$(PIP) --editable '.[dev,docs,vision,flower,tracking,datasets]'
 	@touch $@
 
 demo: $(VENV)/.installed
 	@$(BIN)/fedunfold demo --out runs/demo
 
-# The figure in the README, from the demo's own run.
+# The figure in the README, from the demo's own run, and figure and tables of docs/when.md, from the runs' records.
 figures: demo
 	@cp runs/demo/accuracy.png docs/demo-accuracy.png
+	@$(BIN)/python docs/hooks/numbers_of_runs.py
+
+# The variable keeps the theme from advertising its successor.
+docs: $(VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "the documentation is in site/index.html"
+
+# In this environment and not in one made for the build, which would need a package index.
+dist: $(VENV)/.installed
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -52,4 +65,4 @@ $(OTHERS)/.installed: benchmarks/requirements.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHERS) build dist runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) build dist runs site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,12 +2,28 @@
 
 
 class FedunfoldError(Exception):
-    """Base of every error this package raises on purpose; the command line prints it and exits with 2."""
+    """Base of every error this package raises on purpose; the command line prints it and exits with 2.
+
+    >>> import fedunfold as fu
+    >>> try:
+    ...     fu.run("digits-label-skew", "fedavgg")
+    ... except fu.FedunfoldError as error:
+    ...     print(error)
+    unknown method 'fedavgg'; did you mean 'fedavg'?
+    """
 
 
 class InputError(FedunfoldError, ValueError):
-    """A setting, file or argument cannot be used as it is."""
+    """A setting, file or argument cannot be used as it is.
+
+    >>> issubclass(InputError, ValueError)
+    True
+    """
 
 
 class DivergenceError(FedunfoldError, ArithmeticError):
-    """Training left the finite numbers; the message names the round and the client."""
+    """Training left the finite numbers; the message names the round and the client.
+
+    >>> issubclass(DivergenceError, ArithmeticError)
+    True
+    """

@@ -92,6 +92,13 @@ class RoundReport:
 
     The last `statistics` numbers of a model are running statistics of its layers: they are averaged with Θ as they
     are, and have no gradient.
+
+    >>> import fedunfold as fu
+    >>> @fu.rule()
+    ... def equal_among_present(report, state):
+    ...     return report.present.double() / report.present.sum(), state
+    >>> fu.run("digits-label-skew", equal_among_present).weights[0].tolist()
+    [0.2, 0.2, 0.2, 0.2, 0.2]
     """
 
     round: int

@@ -41,6 +41,10 @@ class Algorithm:
 
     `step_sizes` s_t stretch the round's direction, u = s_t Σ_k α_k m_k; rounds beyond them repeat the last, and
     without any s_t = 1.
+
+    >>> import fedunfold as fu
+    >>> Algorithm(fu.prox(mu=0.1), fu.adam(lr=0.02), absent="drop").update.mu
+    0.1
     """
 
     update: LocalUpdate = field(default_factory=sgd)
@@ -70,6 +74,12 @@ class Algorithm:
         """What it asks of a federation in a round from w^(t); `more` are the request's other fields."""
         keeps = self.absent == "remember"
         return RoundRequest(run, round, model, self.update, absent_loss=self.absent_loss, keeps_updates=keeps, **more)
+
+
+def check_algorithm(given: object) -> None:
+    """Refuse what only looks like an algorithm, such as a method's name."""
+    if not isinstance(given, Algorithm):
+        raise InputError(f"an algorithm is an Algorithm, such as method('fednova').algorithm, not {given!r}.")
 
 
 @dataclass(frozen=True)
@@ -128,15 +138,26 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: the final model, Θ[T, K] as used, who was there [T, K], and the test after every round."""
+    """One run: the final model, Θ[T, K] as used, who was there [T, K], and the test after every round.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew", "uniform-fedavg")
+    >>> result.weights[0].tolist()
+    [0.2, 0.2, 0.2, 0.2, 0.2]
+    """
 
     model: Tensor
     weights: Tensor
     present: Tensor
     evaluations: tuple[Evaluation, ...]
 
+    def __repr__(self) -> str:
+        rounds, clients = self.weights.shape
+        return f"RunResult(rounds={rounds}, clients={clients}, accuracy={self.accuracies[-1]:.3f})"
+
     @property
     def accuracies(self) -> list[float]:
+        """Test accuracy after every round, as fractions."""
         return [evaluation.accuracy for evaluation in self.evaluations]
 
 

@@ -106,7 +106,11 @@ class ServerOptimizer:
 
 
 def plain() -> ServerOptimizer:
-    """Plain averaging: w^(t+1) = w^(t) + u, which is Σ_k Θ_k w_k."""
+    """Plain averaging: w^(t+1) = w^(t) + u, which is Σ_k Θ_k w_k.
+
+    >>> plain().step(torch.tensor([1.0]), torch.tensor([0.5]), ())[0].tolist()
+    [1.5]
+    """
     return ServerOptimizer("plain")
 
 
@@ -121,15 +125,28 @@ def adam(lr: float = 0.01, *, beta1: float = 0.9, beta2: float = 0.99, tau: floa
     Every coordinate moves by up to about `lr` a round (more in the first ones, while v is still near τ²),
     whatever the size of u. The default 0.01 is a middling start: try 0.001 to 0.1, the larger the fewer
     the rounds. τ bounds how much small coordinates are magnified.
+
+    >>> server, w = adam(lr=0.1), torch.zeros(2)
+    >>> w, _ = server.step(w, torch.tensor([1.0, 100.0]), server.initial_state(w))
+    >>> [round(value, 3) for value in w.tolist()]
+    [0.099, 0.1]
     """
     return ServerOptimizer("adam", lr, beta1, beta2, tau)
 
 
 def yogi(lr: float = 0.01, *, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
-    """FedYogi: as adam, but v changes by steps of size (1−β₂) u² only, so that it forgets a burst slowly."""
+    """FedYogi: as adam, but v changes by steps of size (1−β₂) u² only, so that it forgets a burst slowly.
+
+    >>> yogi(lr=0.1).name
+    'yogi'
+    """
     return ServerOptimizer("yogi", lr, beta1, beta2, tau)
 
 
 def adagrad(lr: float = 0.01, *, beta1: float = 0.9, tau: float = 1e-3) -> ServerOptimizer:
-    """FedAdagrad: v only grows, so the steps shrink over the rounds; for sparse updates."""
+    """FedAdagrad: v only grows, so the steps shrink over the rounds; for sparse updates.
+
+    >>> adagrad(lr=0.1).lr
+    0.1
+    """
     return ServerOptimizer("adagrad", lr, beta1, tau=tau)

@@ -11,6 +11,11 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
 
 
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number of at least 1; 2.0 and "2" are not."""
+    return isinstance(value, int) and value >= 1
+
+
 def explain(error: ValidationError, prefix: str = "") -> InputError:
     """pydantic's report as one line: the first field that is wrong, how, and how many more are."""
     errors = error.errors()

@@ -69,31 +69,51 @@ class LocalUpdate:
 
 
 def sgd() -> LocalUpdate:
-    """Plain stochastic gradient descent (FedAvg's client)."""
+    """Plain stochastic gradient descent (FedAvg's client).
+
+    >>> sgd().gradient_factors(steps=3, lr=0.1).tolist()
+    [1.0, 1.0, 1.0]
+    """
     return LocalUpdate("sgd")
 
 
 def prox(mu: float = 0.01) -> LocalUpdate:
-    """SGD pulled back to w^(t) by μ/2 ‖w − w^(t)‖² (FedProx's client)."""
+    """SGD pulled back to w^(t) by μ/2 ‖w − w^(t)‖² (FedProx's client).
+
+    >>> prox(mu=1.0).gradient_factors(steps=2, lr=0.5).tolist()
+    [0.5, 1.0]
+    """
     if not mu >= 0:
         raise InputError(f"prox needs mu >= 0, not {mu}.")
     return LocalUpdate("prox", mu=mu)
 
 
 def nova() -> LocalUpdate:
-    """SGD whose steps are scaled by τ_eff/τ_k, so that slow clients go as far as fast ones (FedNova)."""
+    """SGD whose steps are scaled by τ_eff/τ_k, so that slow clients go as far as fast ones (FedNova).
+
+    >>> nova().scales(sizes=np.array([10, 10]), steps=np.array([1, 3]), lr=0.1)[0].round(2).tolist()
+    [2.0, 0.67]
+    """
     return LocalUpdate("nova", normalise_steps=True)
 
 
 def momentum(rho: float = 0.9) -> LocalUpdate:
-    """Heavy-ball SGD. It can be run; learning weights through it is refused."""
+    """Heavy-ball SGD. It can be run; learning weights through it is refused.
+
+    >>> momentum(rho=0.5).gradient_factors(steps=2, lr=0.1).tolist()
+    [1.5, 1.0]
+    """
     if not 0 < rho < 1:
         raise InputError(f"momentum needs 0 < rho < 1, not {rho}.")
     return LocalUpdate("momentum", momentum=rho)
 
 
 def accumulated(base: LocalUpdate) -> LocalUpdate:
-    """Wang et al.'s general form over sgd, prox or momentum: walk unscaled, then rescale to τ_eff."""
+    """Wang et al.'s general form over sgd, prox or momentum: walk unscaled, then rescale to τ_eff.
+
+    >>> accumulated(momentum(rho=0.5)).name
+    'accumulated-momentum'
+    """
     if base.normalise_steps or base.accumulate:
         raise InputError(f"accumulated() takes sgd, prox or momentum as its base, not {base.name}.")
     return replace(base, name=f"accumulated-{base.name}", accumulate=True)

@@ -110,15 +110,9 @@ def comparison_table(comparison: Comparison) -> Table:
             str(len(result.trials)),
             f"{result.mean:.1f} ± {result.sd:.1f}",
             "" if result is comparison.methods[0] else f"{gain:+.1f}",
-            f"{worst_class(result):.1f}",
+            f"{result.worst_class:.1f}",
         )
     return table
-
-
-def worst_class(result: MethodResult) -> float:
-    """Mean over the trials of the accuracy on the class that fares worst, in percent."""
-    worst = [100 * float(trial.evaluations[-1].class_accuracy.nan_to_num(1).min()) for trial in result.trials]
-    return sum(worst) / len(worst)
 
 
 def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), most: int = 12) -> Table:

@@ -16,8 +16,23 @@ if TYPE_CHECKING:
     from fedunfold.environments import Environment
     from fedunfold.unfolding import Learning
 
+
+def _bundled(incomplete: str) -> list[str]:
+    """Names for the shell to complete; files are completed by the shell itself."""
+    from importlib import resources
+
+    folder = resources.files("fedunfold") / "environments" / "bundled"
+    names = (file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 Env = Annotated[
-    str, typer.Argument(metavar="ENV", help="A bundled environment (`fedunfold env list`) or a .toml file.")
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A bundled environment (`fedunfold env list`) or a .toml file.",
+        autocompletion=_bundled,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds already.")]

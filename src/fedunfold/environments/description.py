@@ -51,7 +51,11 @@ Epochs = Annotated[
 
 
 class Client(Settings):
-    """One participant: how many epochs it trains a round, and how often it is reachable."""
+    """One participant: how many epochs it trains a round, and how often it is reachable.
+
+    >>> Client(key="hospital-a", epochs=2, reliability=0.9)
+    Client(key='hospital-a', epochs=2, reliability=0.9)
+    """
 
     key: str
     epochs: Epochs = 1
@@ -66,7 +70,11 @@ class Client(Settings):
 
 
 class ModelSpec(Settings):
-    """A stack of linear layers with ReLU between; no hidden layer makes it a linear classifier."""
+    """A stack of linear layers with ReLU between; no hidden layer makes it a linear classifier.
+
+    >>> ModelSpec(hidden=(128, 128)).hidden
+    (128, 128)
+    """
 
     kind: Literal["mlp"] = "mlp"
     hidden: tuple[Count, ...] = ()
@@ -85,6 +93,10 @@ class Environment(Settings):
     `sampled` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
     may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper` is the slow outer schedule.
     `class_names` are in the order of the class numbers, and fix how many classes there are.
+
+    >>> env = environment("digits-label-skew").with_(rounds=5)
+    >>> env.rounds, env.load().keys
+    (5, ('site-a', 'site-b', 'site-c', 'site-d', 'site-e'))
     """
 
     name: str = Field(min_length=1)
@@ -188,6 +200,11 @@ class Environment(Settings):
 
         `epochs` and `reliability` are one value for all or a mapping by key; `model` may be just the widths
         of the hidden layers. Without `classes`, they are counted up to the highest label met.
+
+        >>> x, y = [[0.0, 1.0], [1.0, 0.0]], [0, 1]
+        >>> env = Environment.from_arrays({"a": (x, y), "b": (x, y)}, (x, y), rounds=3, batch_size=2, lr=0.1)
+        >>> env.load()
+        FederatedData(clients=2, samples=4, classes=2)
         """
         keys = tuple(clients)
         epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, keys)
@@ -274,13 +291,21 @@ def _by_key(field: str, value: Value | Mapping[str, Value], keys: tuple[str, ...
 
 
 def bundled() -> tuple[str, ...]:
-    """Names of the environments that come with the package."""
+    """Names of the environments that come with the package.
+
+    >>> "digits-flaky" in bundled()
+    True
+    """
     folder = resources.files("fedunfold.environments") / "bundled"
     return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
 def environment(name_or_path: str | Path | Environment) -> Environment:
-    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is."""
+    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is.
+
+    >>> environment("digits-label-skew").rounds
+    10
+    """
     if isinstance(name_or_path, Environment):
         return name_or_path
     text = str(name_or_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedunfold.display import ShownTable
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.learning import described, device_of, digest_of, learn_weights
@@ -15,6 +16,7 @@ from fedunfold.experiments.methods import Method, learned_method, method
 from fedunfold.federation import Evaluation
 from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, RunResult, run_rounds, run_together
+from fedunfold.settings import is_count
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.tracking import Learner, Tracker, telling
 from fedunfold.unfolding import Learning, check_learnable
@@ -24,7 +26,7 @@ from fedunfold.weighting.rule import Weigh, WeightingRule, as_rule
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method's test accuracies over its trials (fractions, [trials][rounds]), and weights it learned."""
+    """The runs of a method, one for each trial, and the weights it learned, if any."""
 
     name: str
     trials: tuple[RunResult, ...]
@@ -54,14 +56,62 @@ class MethodResult:
         per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
         return [100 * statistics.fmean(values) for values in per_round]
 
+    @property
+    def worst_class(self) -> float:
+        """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent."""
+        last = [trial.evaluations[-1].class_accuracy.nan_to_num(1).min() for trial in self.trials]
+        return 100 * statistics.fmean(float(worst) for worst in last)
+
+    def __repr__(self) -> str:
+        return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, mean={self.mean:.1f}, sd={self.sd:.1f})"
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found."""
+    """What `compare` found. Shown by itself it is a table, in a terminal and in a notebook.
+
+    >>> import fedunfold as fu
+    >>> table = fu.compare("digits-label-skew", ["fedavg", "uniform-fedavg"], trials=1)
+    >>> [method.name for method in table.methods]
+    ['fedavg', 'uniform-fedavg']
+    >>> table.records()[0].keys()
+    dict_keys(['method', 'trial', 'round', 'accuracy', 'loss'])
+    """
 
     environment: str
     trials: int
     methods: tuple[MethodResult, ...] = field(default=())
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for every method, trial and round (from 1), with the test's accuracy in percent and its loss.
+
+        `pandas.DataFrame(table.records())` is the long form that most plotting and statistics start from.
+        """
+        return [
+            {
+                "method": result.name,
+                "trial": trial,
+                "round": t + 1,
+                "accuracy": 100 * evaluation.accuracy,
+                "loss": evaluation.loss,
+            }
+            for result in self.methods
+            for trial, run in enumerate(result.trials)
+            for t, evaluation in enumerate(run.evaluations)
+        ]
+
+    def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> ShownTable:
+        return ShownTable(
+            f"{self.environment}: accuracy on the test set after the last round (%)",
+            ("method", "trials", "mean ± sd", "worst class"),
+            [(m.name, str(len(m.trials)), f"{m.mean:.1f} ± {m.sd:.1f}", f"{m.worst_class:.1f}") for m in self.methods],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; accuracies in percent."""
@@ -154,9 +204,9 @@ def compare(
     1
     """
     env = environment(env)
-    if trials < 1:
-        raise InputError(f"a comparison needs at least 1 trial, not {trials}.")
-    given = [methods] if isinstance(methods, str) else methods
+    if not is_count(trials):
+        raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
+    given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
     chosen = [_as_method(entry) for entry in given]
     if not chosen:
         raise InputError("a comparison needs at least one method, such as fedavg.")

@@ -21,8 +21,9 @@ from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
 
-def device_of(name: str) -> torch.device:
+def device_of(given: str | torch.device) -> torch.device:
     """A device that is really there."""
+    name = str(given)
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
     try:

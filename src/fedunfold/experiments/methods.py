@@ -25,7 +25,7 @@ from typing import TypeVar
 from fedunfold import server, updates, weighting
 from fedunfold.aggregation import check_absent
 from fedunfold.errors import InputError
-from fedunfold.rounds import Algorithm
+from fedunfold.rounds import Algorithm, check_algorithm
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import WeightingRule, as_rule
@@ -82,6 +82,7 @@ class Method:
     learning: Learning = field(default_factory=Learning)
 
     def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
         if self.rule is not None:
             object.__setattr__(self, "rule", as_rule(self.rule))
 
@@ -95,7 +96,11 @@ RECOMMENDED = Method(
 
 
 def method_names() -> tuple[str, ...]:
-    """Every name that `method` knows."""
+    """Every name that `method` knows.
+
+    >>> "duw-fednova" in method_names()
+    True
+    """
     prefixed = [f"{prefix}-{base}" for prefix in PREFIXES for base in BASES]
     return (*BASES, *ALIASES, *prefixed, RECOMMENDED.name)
 

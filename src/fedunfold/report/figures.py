@@ -1,5 +1,6 @@
 """Figures of a comparison and of learned weights. Each function returns a matplotlib `Figure`."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,18 @@ LEGEND_LIMIT = 12
 FAINT: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.25, "lw": 1}
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows as it is; matplotlib's own is only shown by way of pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=90)
+        return content.getvalue()
+
+
 def accuracy(comparison: Comparison) -> Figure:
     """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
+    _check(comparison, Comparison)
     figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
         values = 100 * np.array([trial.accuracies for trial in result.trials])
@@ -38,6 +49,7 @@ def accuracy(comparison: Comparison) -> Figure:
 
 def weights(learned: LearnedWeights) -> Figure:
     """Θ over the rounds, a line for each client; dotted, where it started."""
+    _check(learned, LearnedWeights)
     values, start = learned.weights.numpy(), learned.history[0].numpy()
     figure, axes = _canvas("Learned weights: how much each client counts in each round")
     rounds = np.arange(1, len(values) + 1)
@@ -56,6 +68,7 @@ def weights(learned: LearnedWeights) -> Figure:
 
 def outer_loss(learned: LearnedWeights) -> Figure:
     """The outer loss that the weights were learned for, at every iteration."""
+    _check(learned, LearnedWeights)
     figure, axes = _canvas("Outer loss while learning")
     losses = learned.losses.numpy()
     axes.plot(np.arange(len(losses)), losses, **_style(0, len(losses)))
@@ -73,8 +86,13 @@ def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi))
 
 
+def _check(given: object, drawn: type) -> None:
+    if not isinstance(given, drawn):
+        raise InputError(f"this figure shows a {drawn.__name__}, not a {type(given).__name__}.")
+
+
 def _canvas(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    figure = ShownFigure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

@@ -48,6 +48,11 @@ class SimulatedFederation:
     linear layers take the batched path, anything else runs as it is, lane by lane, with the same result.
     `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
     quarter of a GPU's memory.
+
+    >>> import fedunfold as fu
+    >>> federation = fu.SimulatedFederation(fu.environment("digits-label-skew"))
+    >>> federation.kernel, len(federation.clients), federation.initial_model("trial-0").shape
+    ('LinearStack', 5, torch.Size([2410]))
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class SimulatedFederation:
         dtype: torch.dtype = torch.float32,
         memory_budget: int | None = None,
     ) -> None:
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(f"the type of the models is torch.float32 or torch.float64, not {dtype!r}.")
         self.environment = environment
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
@@ -69,8 +76,13 @@ class SimulatedFederation:
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
+        if not (model is None or callable(model)):
+            raise InputError(f"the model is a function that builds one, such as `lambda: Net()`, not {model!r}.")
         self._build = model or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
-        module = seeded(self._build, environment.seed, "shape").to(self._device, dtype)
+        built: object = seeded(self._build, environment.seed, "shape")
+        if not isinstance(built, nn.Module):
+            raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
+        module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         self._planner = Planner(environment.batch_size, self._rows_at_most)
         self.clients: Sequence[ClientInfo] = tuple(

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedunfold.errors import InputError
 from fedunfold.federation import Federation
 from fedunfold.losses import OuterLoss, OuterName
-from fedunfold.rounds import Algorithm
+from fedunfold.rounds import Algorithm, check_algorithm
 from fedunfold.run_state import fingerprint
+from fedunfold.settings import is_count
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.unfolding.progress import Progress
 from fedunfold.unfolding.tape import TapeKind
@@ -40,6 +41,9 @@ class Learning:
     learned beside Θ, from those of the algorithm. `shared_rounds` rounds in a row have the same weights and step
     size: fewer numbers to learn, and less noise in each. `tape` is where the updates of all rounds are kept: "full",
     or with large models and many clients "half" (of the memory) or on "disk".
+
+    >>> Learning(iterations=4, lr=0.1).step(2)
+    0.05
     """
 
     iterations: int = 15
@@ -57,20 +61,20 @@ class Learning:
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
-        if self.iterations < 1:
-            raise InputError(f"learning needs at least 1 iteration, not {self.iterations}.")
-        if not 0 < self.lr < 1:
-            raise InputError(f"the outer learning rate must lie between 0 and 1, not {self.lr}.")
+        if not is_count(self.iterations):
+            raise InputError(f"learning needs at least 1 iteration, not {self.iterations!r}.")
+        if not (isinstance(self.lr, int | float) and 0 < self.lr < 1):
+            raise InputError(f"the outer learning rate must lie between 0 and 1, not {self.lr!r}.")
         if self.adjoint not in get_args(AdjointKind):
             raise InputError(f"the adjoint is 'first_order' or 'exact', not '{self.adjoint}'.")
         if self.initial_model not in ("fixed", "resample"):
             raise InputError(f"the initial model is 'fixed' or 'resample', not '{self.initial_model}'.")
-        if self.draws < 1:
-            raise InputError(f"a step of the learning needs at least 1 draw, not {self.draws}.")
-        if self.shared_rounds < 1:
-            raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds}.")
-        if not 0 <= self.pull < math.inf:
-            raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull}.")
+        if not is_count(self.draws):
+            raise InputError(f"a step of the learning needs at least 1 draw, not {self.draws!r}.")
+        if not is_count(self.shared_rounds):
+            raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds!r}.")
+        if not (isinstance(self.pull, int | float) and 0 <= self.pull < math.inf):
+            raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull!r}.")
         if self.optimizer not in BETAS:
             raise InputError(f"the outer optimizer is 'adam' or 'rmsprop', not '{self.optimizer}'.")
         if self.decay not in ("none", "linear"):
@@ -98,7 +102,8 @@ CHECKPOINT_SECONDS = 5.0
 
 
 def check_learnable(algorithm: Algorithm) -> None:
-    """Refuse what the adjoint does not reach through."""
+    """Refuse what is no algorithm, and what the adjoint does not reach through."""
+    check_algorithm(algorithm)
     if algorithm.update.momentum:
         raise InputError(
             f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps depend on "
@@ -124,6 +129,8 @@ def learn(
     the same as without the interruption.
     """
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
+    if not isinstance(learning, Learning):
+        raise InputError(f"learning is a Learning, such as Learning(iterations=25), not {learning!r}.")
     if rounds < 1:
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
     check_learnable(algorithm)

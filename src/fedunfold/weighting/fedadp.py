@@ -27,6 +27,14 @@ def fedadp(beta: float = 7.0) -> Rule:
     Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
 
     Reference: Wu and Wang 2021, Fast-Convergent Federated Learning With Adaptive Weighting.
+
+    Three clients pull one way, one the other:
+
+    >>> report = RoundReport(
+    ...     round=0, keys=("a", "b", "c", "d"), sizes=torch.full((4,), 10), present=torch.ones(4).bool(),
+    ...     steps=torch.ones(4), updates=torch.zeros(4, 1), gradients=torch.tensor([[1.0], [1.0], [1.0], [-1.0]]))
+    >>> [round(weight, 3) for weight in fedadp()(report, None)[0].tolist()]
+    [0.333, 0.333, 0.333, 0.0]
     """
     if not 0 < beta < math.inf:
         raise InputError(f"fedadp needs a finite beta > 0, not {beta}.")

@@ -29,6 +29,12 @@ def fedfa(gamma: float = 0.5) -> Rule:
     Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
 
     Reference: Huang et al. 2020, Fairness and Accuracy in Federated Learning.
+
+    >>> report = RoundReport(
+    ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([30, 10]), present=torch.tensor([True, True]),
+    ...     steps=torch.tensor([3, 1]), updates=torch.zeros(2, 4), accuracy=torch.tensor([0.9, 0.3]))
+    >>> [round(weight, 3) for weight in fedfa()(report, None)[0].tolist()]
+    [0.336, 0.664]
     """
     if not 0 <= gamma <= 1:
         raise InputError(f"fedfa needs 0 <= gamma <= 1, not {gamma}.")

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from fedunfold.display import ShownTable
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
 from fedunfold.files import write_atomically
@@ -39,6 +40,11 @@ class LearnedWeights:
 
     `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
     federation they were learned on. It is a weighting rule: Θ^(t) = weights[t].
+
+    >>> import fedunfold as fu
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=1))
+    >>> learned
+    LearnedWeights(rounds=10, clients=5, iterations=1)
     """
 
     keys: tuple[str, ...]
@@ -50,6 +56,20 @@ class LearnedWeights:
     version: str = VERSION
     name: str = "learned"
     needs: frozenset[Need] = field(default=frozenset(), repr=False)
+
+    def __repr__(self) -> str:
+        rounds, clients = self.weights.shape
+        return f"LearnedWeights(rounds={rounds}, clients={clients}, iterations={len(self.losses)})"
+
+    def _repr_html_(self) -> str:
+        """Θ for a notebook: a row for each client, shaded by its weight."""
+        rows = self.weights.T.tolist()
+        return ShownTable(
+            f"{self!r}: how much each client counts in each round",
+            ("client", *(str(t + 1) for t in range(len(self.weights)))),
+            [(key, *(f"{weight:.2f}" for weight in row)) for key, row in zip(self.keys, rows, strict=True)],
+            [(0.0, *row) for row in rows],
+        ).html()
 
     def __call__(self, report: RoundReport, state: State) -> tuple[Tensor, State]:
         if report.keys != self.keys:

@@ -7,7 +7,7 @@ compute for the rule, and only that is asked of them.
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
@@ -40,7 +40,7 @@ class Rule:
     """A named weighting function whose answers are checked: Θ_k ≥ 0 and Σ_k Θ_k = 1."""
 
     name: str
-    weigh: Weigh
+    weigh: Weigh = field(repr=False)
     needs: frozenset[Need] = frozenset()
 
     def __post_init__(self) -> None:

@@ -14,6 +14,12 @@ def uniform() -> Rule:
 
     For federations in which every participant should have the same say however much data it holds; with
     sizes far apart, the samples of small clients then count for more than those of large ones.
+
+    >>> report = RoundReport(
+    ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([30, 10]), present=torch.tensor([True, True]),
+    ...     steps=torch.tensor([3, 1]), updates=torch.zeros(2, 4))
+    >>> uniform()(report, None)[0].tolist()
+    [0.5, 0.5]
     """
 
     def weigh(report: RoundReport, state: State) -> tuple[Tensor, State]:

@@ -1,0 +1,104 @@
+"""Tables and the figure of docs/when.md, from the records of the runs in docs/results.
+
+`python docs/hooks/numbers_of_runs.py` writes them anew; the site's build and a test see to it that they are fresh.
+"""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1]
+CASES = {
+    "mnist-1": "quantity skew",
+    "mnist-2": "label skew",
+    "mnist-3": "unequal training",
+    "mnist-4": "flaky clients",
+    "dogs-a": "classes apart, flaky",
+    "dogs-b": "classes apart, flaky, unequal training",
+}
+METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold", "fedavg-budget")
+TITLES = {"fedavg-budget": "fedavg, more rounds"}
+BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
+
+
+def final(entry: dict[str, Any]) -> list[float]:
+    """Test accuracy after the last round of every trial, in percent."""
+    return [100 * trial[-1] for trial in entry["accuracies"]]
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """The records of every environment, by its name."""
+    found: dict[str, Any] = {}
+    for study in ("mnist", "dogs"):
+        found |= json.loads((DOCS / "results" / study / "results.json").read_text(encoding="utf-8"))["cases"]
+    return {name: found[name] for name in CASES}
+
+
+def accuracies() -> str:
+    """Mean ± standard deviation over the trials, a row for each environment."""
+    heads = ["environment", "what is uneven", *(TITLES.get(name, name) for name in METHODS)]
+    rows = [heads, ["---"] * 2 + ["---:"] * len(METHODS)]
+    for name, entries in cases().items():
+        values = [final(entries[method]) for method in METHODS]
+        # No-break spaces: a mean and its deviation belong on one line.
+        spread = [
+            f"{statistics.fmean(v):.1f} ± {statistics.stdev(v):.1f}".replace(" ", "\N{NO-BREAK SPACE}") for v in values
+        ]
+        rows.append([name, CASES[name], *spread])
+    return _markdown(rows)
+
+
+def remembering() -> str:
+    """What remembering absent clients brings by itself, and what learning adds to it."""
+    names = ("fedavg", "fedavg-remember", "fednova", "fednova-remember", "fedunfold")
+    rows = [["environment", *(name.replace("-", ", ") for name in names)], ["---"] + ["---:"] * len(names)]
+    for case in ("dogs-a", "dogs-b"):
+        entries = cases()[case]
+        rows.append([case, *(f"{statistics.fmean(final(entries[name])):.1f}" for name in names)])
+    return _markdown(rows)
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+TABLES = {"accuracies": accuracies, "remembering": remembering}
+
+
+def filled(text: str) -> str:
+    """A page with every marked table as the records have it."""
+    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+
+
+def draw(path: Path) -> None:
+    """Points gained over FedAvg by learned weights, and by FedAvg with as many rounds as the learning took."""
+    from matplotlib.figure import Figure
+
+    shown = {"duw-fedavg": "learned (duw-fedavg)", "fedunfold": "recommended (fedunfold)"}
+    shown["fedavg-budget"] = "FedAvg with the rounds that learning took"
+    colours = ["#0072B2", "#D55E00", "#999999"]
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (method, title) in enumerate(shown.items()):
+        gains = [
+            statistics.fmean(final(entries[method])) - statistics.fmean(final(entries["fedavg"]))
+            for entries in cases().values()
+        ]
+        places = [place + 0.27 * (i - 1) for place in range(len(gains))]
+        axes.bar(places, gains, 0.25, label=title, color=colours[i])
+    axes.axhline(0, color="black", lw=0.8)
+    axes.set_xticks(range(len(CASES)), CASES)
+    axes.set_ylabel("points gained over FedAvg")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    for page in DOCS.glob("*.md"):
+        before = page.read_text(encoding="utf-8")
+        if (after := filled(before)) != before:
+            page.write_text(after, encoding="utf-8")
+    draw(DOCS / "when.png")

@@ -1,0 +1,211 @@
+"""What README and docs show works as it stands there.
+
+Every page gets a folder of its own, in which its Python blocks run in order, in one namespace, and its command lines
+run in order. All with small settings: one trial, and two outer iterations where a command does not say how many.
+Commands that take long even so, or need what a test has not, are only read by the command line's own parser; they are
+listed below with the reason.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+import fedunfold as fu
+from fedunfold.cli import main
+from fedunfold.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in ROOT.glob("docs/**/*.md") if "results" not in path.parts),
+    *sorted(ROOT.glob("*/*/README.md")),
+]
+ONLY_READ = {
+    "data features": "needs a folder of images and a backbone",
+    "reproduce": "takes minutes to hours",
+    "bench": "takes minutes, and a loaded machine makes it worthless",
+    "learn digits-label-skew --device cuda": "needs a GPU",
+    "compare mnist-2": "needs MNIST and a GPU",
+}
+NEEDS = {"docs/flower.md": "flwr", "docs/secure.md": "flwr", "README.md": "flwr"}
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^ {4,}\S.*\n)+", re.MULTILINE)
+COMMAND = re.compile(r"^\s*(fedunfold .*?)(?:\s+#.*)?$", re.MULTILINE)
+ROOT_COMMAND: Any = typer.main.get_command(app)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def python_blocks(page: Path) -> list[str]:
+    return [code for language, code in FENCE.findall(text_of(page)) if language == "python"]
+
+
+def command_lines(page: Path) -> list[str]:
+    """Command lines in indented blocks, and in fenced ones of a shell."""
+    text = text_of(page)
+    shells = [code for language, code in FENCE.findall(text) if language in ("bash", "sh", "shell", "console")]
+    blocks = [*INDENTED.findall(FENCE.sub("", text)), *shells]
+    return [line for block in blocks for line in COMMAND.findall(block.replace("\\\n", " "))]
+
+
+def only_read(line: str) -> bool:
+    return line.removeprefix("fedunfold ").startswith(tuple(ONLY_READ))
+
+
+def small(arguments: list[str]) -> list[str]:
+    """The same command, quickly done."""
+    quick = ["--iterations", "2"] if arguments[0] in ("learn", "compare") and "--iterations" not in arguments else []
+    after = {i + 1 for i, argument in enumerate(arguments) if argument == "--trials"}
+    return ["1" if i in after else argument for i, argument in enumerate(arguments)] + quick
+
+
+def parsed(arguments: list[str]) -> None:
+    """Let the command line read its arguments, down to the command, without running it."""
+    command, rest, context = ROOT_COMMAND, arguments, None
+    while True:
+        context = command.make_context(command.name, list(rest), parent=context)
+        if not hasattr(command, "commands"):
+            return
+        _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=name_of)
+def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = NEEDS.get(name_of(page))
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in python_blocks(page):
+        exec(compile(re.sub(r"trials=\d+", "trials=1", block), name_of(page), "exec"), namespace)
+    if page.name == "README.md":
+        assert {path.name for path in Path().iterdir()} >= {"weights.safetensors", "weights.png"}
+        assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p)], ids=name_of)
+def test_command_lines(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in command_lines(page):
+        typed, _, target = line.partition(" > ")
+        arguments = shlex.split(typed)[1:]
+        if only_read(line):
+            parsed(arguments)
+            continue
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(small(arguments))
+        assert stop.value.code in (0, None), f"{line}: {capsys.readouterr().err}"
+        if target:
+            Path(target).write_text(capsys.readouterr().out, encoding="utf-8")
+
+
+def test_every_exception_is_needed() -> None:
+    lines = [line.removeprefix("fedunfold ") for page in PAGES for line in command_lines(page)]
+    assert len(lines) >= 20
+    for beginning in ONLY_READ:
+        assert any(line.startswith(beginning) for line in lines), beginning
+
+
+def commands_below(command: Any) -> Iterator[click.Command]:
+    for inner in command.commands.values():
+        if hasattr(inner, "commands"):
+            yield from commands_below(inner)
+        else:
+            yield inner
+
+
+@pytest.mark.parametrize("command", list(commands_below(ROOT_COMMAND)), ids=lambda command: str(command.name))
+def test_examples_of_the_help_are_understood(command: click.Command) -> None:
+    assert command.epilog is not None
+    parsed(shlex.split(command.epilog.removeprefix("Example: fedunfold ").partition(" > ")[0]))
+
+
+def test_a_wrong_option_is_not_understood() -> None:
+    for wrong in ("learn mine.toml --iteration 3", "compare mine.toml --trials many", "env shows x", "learn"):
+        with pytest.raises((click.UsageError, SystemExit)):
+            parsed(shlex.split(wrong))
+
+
+def test_commands_within_sentences_exist() -> None:
+    for page in PAGES:
+        for words in re.findall(r"`fedunfold ([a-z]+(?: [a-z]+)?)", re.sub(r"\s+", " ", text_of(page))):
+            first, _, second = words.partition(" ")
+            command = ROOT_COMMAND.commands.get(first)
+            assert command is not None, f"{name_of(page)}: fedunfold {first}"
+            if second and hasattr(command, "commands"):
+                assert second in command.commands, f"{name_of(page)}: fedunfold {words}"
+
+
+def test_what_is_named_beside_the_commands_exists() -> None:
+    """Targets of make, extras of the package, programs and notebooks of the examples."""
+    targets = re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+    extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    for page in PAGES:
+        text = text_of(page)
+        assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE)) <= set(targets), name_of(page)
+        named = {extra for group in re.findall(r"fedunfold\[([a-z,]+)\]", text) for extra in group.split(",")}
+        assert named <= set(extras), name_of(page)
+        for path in re.findall(r"\bexamples/[\w/]+\.(?:py|ipynb)\b", text):
+            assert (ROOT / path).is_file(), f"{name_of(page)}: {path}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = re.findall(r"^::: ([\w.]+)", text_of(ROOT / "docs" / "reference" / "python.md"), re.MULTILINE)
+    assert {path.rpartition(".")[2] for path in shown} >= set(fu.__all__) - {"__version__", "plot"}
+
+
+def test_numbers_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "hooks"))
+    from numbers_of_runs import filled
+
+    page = text_of(ROOT / "docs" / "when.md")
+    assert "| dogs-b |" in page
+    assert filled(page) == page
+    assert filled(page.replace("| mnist-2 |", "| mnist-9 |")) == page
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PAGES, *ROOT.glob("docs/results/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page)):
+            made_by_the_site = target.endswith("reference/commands.md")
+            assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    ended = subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")], env=quiet, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+    pages = {path: text_of(path) for path in (tmp_path / "site").rglob("*.html")}
+    assert len(pages) > 20
+    for path, html in pages.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="?(https?:[^" >]*)', html)
+        loaded += re.findall(r'<link[^>]+rel="?(?:stylesheet|preconnect|icon)[^>]+href="?(https?:[^" >]*)', html)
+        assert not loaded, f"{path.name}: {loaded}"
