@@ -28,6 +28,12 @@ def say(text: str) -> None:
     out.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
+def warn(lines: Iterable[str], about: str = "") -> None:
+    """A line on standard output for everything that is odd about what is shown."""
+    for line in lines:
+        say(f"note: {f'{about}: ' if about else ''}{line}")
+
+
 def progress() -> Progress:
     """Bars with the time left; nothing where standard error is not a terminal."""
     return Progress(

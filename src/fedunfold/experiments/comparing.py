@@ -43,6 +43,12 @@ class MethodResult:
         return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
 
     @property
+    def warnings(self) -> list[str]:
+        """What was odd about the learning, and about each trial."""
+        learned = [] if self.learned is None else self.learned.warnings
+        return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
+
+    @property
     def rounds(self) -> list[float]:
         """Mean accuracy after every round, in percent."""
         per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
@@ -68,6 +74,7 @@ class Comparison:
                     "accuracy_mean": result.mean,
                     "accuracy_sd": result.sd,
                     "rounds": result.rounds,
+                    "warnings": result.warnings,
                 }
                 for result in self.methods
             ],

@@ -191,4 +191,5 @@ def _rounds(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str,
             ],
             "weights": result.weights[t].tolist(),
             "present": result.present[t].tolist(),
+            "set_aside": {entry.client: entry.reason for entry in result.set_aside if entry.round == t},
         }

@@ -9,9 +9,11 @@
 
 `first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
 one federated run plus T·K dot products. `exact` asks the clients for them (`Federation.backprop`). In neither
-is there a graph over rounds; what is kept is T models and the clients' updates.
+is there a graph over rounds; what is kept is T models and the clients' updates. A client that was set aside in a
+round (`screening`) is absent from it on the way back too; who is, is taken for a constant.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,18 +25,20 @@ from fedunfold.errors import DivergenceError
 from fedunfold.federation import Federation, RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Aggregation, Algorithm, Server, aggregate
+from fedunfold.screening import SetAside
 
 AdjointKind = Literal["first_order", "exact"]
 
 
 @dataclass(frozen=True)
 class Unfolded:
-    """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], and w^(T)."""
+    """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], w^(T), and who was set aside on the way."""
 
     loss: float
     gradient: Tensor
     step_gradient: Tensor
     model: Tensor
+    set_aside: tuple[SetAside, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,26 @@ def unfold(
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
     request = algorithm.request(run, 0, model, outer=outer, path_gradient=adjoint == "first_order")
     layers, loss = [], 0.0
+    lengths: list[Tensor] = []
+    set_aside: list[SetAside] = []
     server = Server.start(model, algorithm)
     for t, row in enumerate(theta):
         asked = replace(request, round=t, model=server.model)
-        report = federation.train(asked)
-        loss += report.outer_loss
-        after, aggregation = aggregate(server, report, weights_of(row), algorithm)
-        layers.append(_Layer(asked, report.outer_gradient, server, aggregation))
+        sifted = algorithm.sift(federation.train(asked), lengths)
+        lengths.append(sifted.lengths)
+        set_aside += sifted.set_aside
+        loss += sifted.report.outer_loss
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), or "
+                "learn with float64."
+            )
+        after, aggregation = aggregate(server, sifted.report, weights_of(row), algorithm)
+        layers.append(_Layer(asked, sifted.report.outer_gradient, server, aggregation))
         server = after
     last = federation.outer(replace(request, round=len(theta), model=server.model))
     gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
-    return Unfolded(loss + last.loss, *gradients, server.model)
+    return Unfolded(loss + last.loss, *gradients, server.model, tuple(set_aside))
 
 
 def _walk_back(

@@ -31,6 +31,7 @@ class Header(Settings):
     settings: dict[str, Any]
     digest: str
     version: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,8 @@ class LearnedWeights:
     """Θ[T, K] for the clients `keys`, with the outer loss of every iteration and Θ before and after each.
 
     `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
-    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t].
+    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t]. `warnings` say what was odd about
+    the learning, a line each.
     """
 
     keys: tuple[str, ...]
@@ -50,6 +52,7 @@ class LearnedWeights:
     version: str = VERSION
     name: str = "learned"
     needs: frozenset[Need] = field(default=frozenset(), repr=False)
+    warnings: tuple[str, ...] = ()
 
     def __call__(self, report: RoundReport, state: State) -> tuple[Tensor, State]:
         if report.keys != self.keys:
@@ -113,6 +116,7 @@ class LearnedWeights:
             "settings": self.settings,
             "digest": self.digest,
             "version": self.version,
+            "warnings": self.warnings,
         }
         tensors = {
             "weights": self.weights.contiguous(),
@@ -142,6 +146,7 @@ class LearnedWeights:
                 settings=header.settings,
                 digest=header.digest,
                 version=header.version,
+                warnings=header.warnings,
             )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise InputError(
