@@ -77,13 +77,13 @@ def test_a_short_update_and_none_at_all_are_let_through() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
 def test_what_is_not_finite_is_always_set_aside(bad: float) -> None:
     for screen in ("finite", "norm"):
-        found = sift(lengths_of(1, 1, bad, 1, 1, 1), screen, [])  # type: ignore[arg-type]
+        found = sift(lengths_of(1, 1, bad, 1, 1, 1), screen, [])
         assert names(found) == ["site-2"]
         assert bool(torch.isfinite(found.report.updates).all())
 
 
 def test_nobody_left_is_a_divergence() -> None:
-    with pytest.raises(DivergenceError, match="round 0: no client's update is finite .* client 'site-0'"):
+    with pytest.raises(DivergenceError, match=r"round 0: no client's update is finite .* client 'site-0'"):
         sift(lengths_of(math.nan, math.inf), "finite", [])
 
 
