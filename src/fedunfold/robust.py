@@ -57,6 +57,14 @@ class Aggregator:
         """How many updates a round needs for a step."""
         return 2 * self.bad + 3 if self.name == "krum" else 0
 
+    def check_enough(self, clients: int) -> None:
+        """Refuse a federation in which no round can have a step."""
+        if clients < self.needed:
+            raise InputError(
+                f"{self.name} with {self.bad} bad clients needs at least {self.needed} clients, and there are "
+                f"{clients}; expect fewer bad ones, or take median or trimmed."
+            )
+
     def combine(self, updates: Tensor, coefficients: Tensor) -> Tensor:
         """u from m [n, d] and α [n]; 0 where they are fewer than needed, or have no weight.
 

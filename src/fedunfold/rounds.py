@@ -244,11 +244,7 @@ def run_together(
     algorithm = algorithm or Algorithm()
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
-    if len(federation.clients) < algorithm.aggregate.needed:
-        raise InputError(
-            f"krum with {algorithm.aggregate.bad} bad clients needs at least {algorithm.aggregate.needed} clients, and "
-            f"there are {len(federation.clients)}; expect fewer bad ones, or take median or trimmed."
-        )
+    algorithm.aggregate.check_enough(len(federation.clients))
     if states is None:
         starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
         states = [RunState(start.model, start.moments) for start in starts]

@@ -16,8 +16,8 @@ and the median m and spread s = 1.4826 · median|x − m| over the present clien
 - Why the root: a walk of τ steps comes as far as τ where gradients agree, as √τ where they are noise, and no farther
   where it has arrived. √τ is wrong by at most √τ either way.
 - Why the logarithm, and the median: lengths differ by factors, and fewer than half of the clients cannot move it.
-- Why log 5: five clients may lie within a few percent of each other, and then s says nothing. Among the bundled
-  environments honest clients reach 3.8 times the median (docs/screening.md).
+- Why log 5: five clients may lie within a few percent of each other, and then s says nothing. Honest clients of the
+  bundled environments reach almost 4 times the median (docs/numbers.md).
 - Why only the longer ones: an update that is too short harms no more than an absence.
 - Fewer than 5 clients are no range: those accepted in earlier rounds are added, the latest rounds first, until there
   are 5, and where there are not even then, nobody is set aside for a length. Updates get shorter over a training,
@@ -41,6 +41,7 @@ Screen = Literal["finite", "norm"]
 DEVIATIONS = 3.5
 TIMES = 5.0
 AT_LEAST = 5
+FEW = 5  # clients named in an error
 NOTHING = 1e-100  # the length of an update of 0, which has no logarithm
 
 
@@ -83,10 +84,12 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
         found = (norms / own.sqrt()).clamp(min=NOTHING).log()
         finite = torch.isfinite(norms)
         if len(there) and not bool(finite.any()):
-            first = next(key for key, there in zip(report.keys, report.present.tolist(), strict=True) if there)
+            bad = sorted({*reasons, *(report.keys[k] for k in there.tolist())})
+            named = ", ".join(f"client '{key}'" for key in bad[:FEW])
+            more = f" and {len(bad) - FEW} more" if len(bad) > FEW else ""
             raise DivergenceError(
-                f"round {report.round}: no client's update is finite and of a size that can be added up, that of "
-                f"client '{first}' among them; lower the learning rate of the clients."
+                f"round {report.round}: no update is finite and small enough to be added up, not those of "
+                f"{named}{more}; lower the learning rate of the clients."
             )
         accepted = finite.clone()
         reasons |= {report.keys[k]: "has a NaN, infinite or far too large value" for k in there[~finite].tolist()}

@@ -176,6 +176,7 @@ def compare(
         raise InputError(f"method '{twice}' is named twice; name each once.")
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
+        entry.algorithm.aggregate.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:
