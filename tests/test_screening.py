@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedunfold.environments import environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import RoundReport
 from fedunfold.rounds import Algorithm, Server, aggregate, run_rounds
 from fedunfold.screening import SetAside, Sifted, check_screen, sift
+from fedunfold.simulation import SimulatedFederation
 from fedunfold.updates import nova
 from fedunfold.weighting import fedadp, size
 from tests.federations import RUN, simulated, tiny
@@ -195,3 +197,17 @@ def test_honest_clients_are_left_alone() -> None:
     for algorithm in (Algorithm(screen="norm"), Algorithm(nova(), screen="norm")):
         for rule in (size(), fedadp()):
             assert run_rounds(simulated(env), rule, 3, algorithm=algorithm, run=RUN).set_aside == ()
+
+
+def test_how_long_honest_updates_get() -> None:
+    """Where one site has most of the data, under nova: almost 4 times the median."""
+    env = environment("digits-quantity-skew")
+    federation, algorithm = SimulatedFederation(env), Algorithm(nova(), screen="norm")
+    server = Server.start(federation.initial_model(RUN), algorithm)
+    longest = 0.0
+    for t in range(env.rounds):
+        sifted = algorithm.sift(federation.train(algorithm.request(RUN, t, server.model)), [])
+        assert sifted.set_aside == ()
+        longest = max(longest, float((sifted.lengths.max() - sifted.lengths.quantile(0.5)).exp()))
+        server, _ = aggregate(server, sifted.report, size()(sifted.report, None)[0], algorithm)
+    assert 3.5 < longest < 4

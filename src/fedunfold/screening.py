@@ -17,7 +17,7 @@ and the median m and spread s = 1.4826 · median|x − m| over the present clien
   where it has arrived. √τ is wrong by at most √τ either way.
 - Why the logarithm, and the median: lengths differ by factors, and fewer than half of the clients cannot move it.
 - Why log 5: five clients may lie within a few percent of each other, and then s says nothing. Honest clients of the
-  bundled environments reach almost 4 times the median (docs/numbers.md).
+  bundled environments reach almost 4 times the median (digits-quantity-skew under nova).
 - Why only the longer ones: an update that is too short harms no more than an absence.
 - Fewer than 5 clients are no range: those accepted in earlier rounds are added, the latest rounds first, until there
   are 5, and where there are not even then, nobody is set aside for a length. Updates get shorter over a training,

@@ -1,10 +1,9 @@
-"""Numbers behind numbers: what single precision costs, and how long honest updates are, for docs/numbers.md.
+"""How far single precision drifts from double over 100 rounds: measured, and written to docs/numbers.md.
 
-    python benchmarks/numbers_page.py docs/numbers.md
+    python benchmarks/precision.py docs/numbers.md
 
 The same runs in float32 and float64: the model and its test accuracy after every round of FedAvg, and the gradient of
 the outer loss through all rounds, by both adjoints. Minibatches, absences and the initial model are the same.
-Lengths are those that the screening by norm compares, over the rounds of the bundled environments.
 """
 
 import sys
@@ -16,19 +15,15 @@ from torch import Tensor
 from fedunfold.environments import environment
 from fedunfold.files import write_atomically
 from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Algorithm, Server, aggregate, run_rounds
-from fedunfold.screening import AT_LEAST
+from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
-from fedunfold.updates import LocalUpdate, nova, sgd
 from fedunfold.version import VERSION
 from fedunfold.weighting import size
 
 ENVIRONMENTS = ("digits-label-skew", "digits-flaky")
 ROUNDS = 100
 SHOWN = (1, 10, 50, 100)
-DIGITS = ("digits-quantity-skew", "digits-label-skew", "digits-compute-skew", "digits-flaky")
-UPDATES = (sgd(), nova())
 
 
 def distance(single: Tensor, double: Tensor) -> float:
@@ -72,21 +67,6 @@ def gradient_drift(name: str, adjoint: AdjointKind, rounds: int = ROUNDS) -> tup
     return distance(single, double), max(rows)
 
 
-def longest(name: str, update: LocalUpdate) -> float:
-    """The largest of e^(x_k − m) over all rounds in which at least 5 clients are there (`fedunfold.screening`)."""
-    env, algorithm = environment(name), Algorithm(update)
-    federation = SimulatedFederation(env)
-    server = Server.start(federation.initial_model("trial-0"), algorithm)
-    found = []
-    for t in range(env.rounds):
-        sifted = algorithm.sift(federation.train(algorithm.request("trial-0", t, server.model)), ())
-        lengths = sifted.lengths[~sifted.lengths.isnan()]
-        if len(lengths) >= AT_LEAST:
-            found.append(float((lengths.max() - lengths.quantile(0.5)).exp()))
-        server, _ = aggregate(server, sifted.report, size()(sifted.report, None)[0], algorithm)
-    return max(found)
-
-
 def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)) + "\n"
 
@@ -109,17 +89,12 @@ def page(rounds: int = ROUNDS) -> str:
         rounds=rounds,
         runs=table(heads, runs),
         gradients=table(["environment", "adjoint", "all rounds", "worst round"], gradients),
-        lengths=table(
-            ["environment", *(update.name for update in UPDATES)],
-            [[name, *(f"{longest(name, update):.2f}" for update in UPDATES)] for name in DIGITS],
-        ),
     )
 
 
 TEXT = """# Numbers
 
-What single precision costs, and how long honest updates are, by `python benchmarks/numbers_page.py docs/numbers.md`
-with version {version}.
+What single precision costs, by `python benchmarks/precision.py docs/numbers.md` with version {version}.
 What is told when numbers go wrong is in [robustness.md](robustness.md).
 
 ## Single against double precision over {rounds} rounds
@@ -131,19 +106,12 @@ round, and the largest difference of the test accuracies after any round.
 The gradient dL/dθ of the outer loss `path` through all {rounds} rounds, in the same way, over all rounds and in the
 round where it is worst:
 
-{gradients}
-## How long honest updates are
-
-The longest update of a round as a multiple of its median, lengths taken over the root of the steps for sgd (nova
-scales all to the same number): the largest over all rounds in which at least 5 clients are there. The screening by norm
-sets nothing aside below 5.
-
-{lengths}"""
+{gradients}"""
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("name the page to write: python benchmarks/numbers_page.py docs/numbers.md")
+        sys.exit("name the page to write: python benchmarks/precision.py docs/numbers.md")
     text = page()
     write_atomically(Path(sys.argv[1]), lambda temporary: temporary.write_text(text, encoding="utf-8"))
     sys.stdout.write(text)
