@@ -221,11 +221,20 @@ def test_divergence_names_round_and_client() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_divergence_names_the_client_that_diverged() -> None:
-    """a is away, and only c makes the second step that can overflow here."""
+def test_a_client_that_diverges_alone_is_set_aside() -> None:
+    """a is away, and only c makes the second step that can overflow here: b goes on without it."""
     reliability = {"a": 0.0, "b": 1.0, "c": 1.0}
-    env = tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e38, reliability=reliability)
-    with pytest.raises(DivergenceError, match="round 0: client 'c'"):
+    env = tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e19, reliability=reliability)
+    result = run_rounds(simulated(env, dtype=torch.float32), size(), 1)
+    assert result.present.tolist() == [[False, True, False]]
+    assert [(entry.round, entry.client) for entry in result.set_aside] == [(0, "c")]
+    assert result.warnings == ("client c was set aside in round 1 of 1: it went non-finite during local training.",)
+
+
+def test_divergence_where_nobody_is_left() -> None:
+    """c is set aside in the first round, and from where that leads b cannot go on either."""
+    env = tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e38, reliability={"a": 0.0, "b": 1.0, "c": 1.0})
+    with pytest.raises(DivergenceError, match="client 'b'"):
         run_rounds(simulated(env, dtype=torch.float32), size(), env.rounds)
 
 

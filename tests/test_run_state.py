@@ -77,3 +77,18 @@ def test_a_rule_that_remembers_something_else_cannot_be_kept(tmp_path: Path) -> 
     odd = Rule("odd", lambda report, state: (size()(report, None)[0], object()))
     with pytest.raises(InputError, match="a rule's state is kept only"):
         run(tmp_path / "run.safetensors", odd)
+
+
+def test_lengths_and_who_was_set_aside_are_kept(tmp_path: Path) -> None:
+    """Three of six are there in a round, and judged by the rounds before, which a run that goes on has to know."""
+    env = tiny(dict.fromkeys("abcdef", 9), epochs=1, sampled=3, seed=1)
+    data = env.load()
+    data.x[data.offsets[5] :] *= 300
+    file, algorithm = tmp_path / "run.safetensors", Algorithm(screen="norm", absent="drop")
+    for rounds in (1, 2, 6):
+        found = run_rounds(simulated(env), size(), rounds, algorithm=algorithm, checkpoint=file)
+    expected = run_rounds(simulated(env), size(), 6, algorithm=algorithm)
+    assert {entry.client for entry in expected.set_aside} == {"f"}
+    assert found.set_aside == expected.set_aside
+    assert found.warnings == expected.warnings
+    assert torch.equal(found.model, expected.model)

@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from fedunfold.experiments.methods import method_names as method_names
     from fedunfold.federation import RoundReport as RoundReport
     from fedunfold.report import figures as plot
+    from fedunfold.robust import krum as krum
+    from fedunfold.robust import median as median
+    from fedunfold.robust import trimmed as trimmed
     from fedunfold.rounds import Algorithm as Algorithm
     from fedunfold.rounds import RunResult as RunResult
+    from fedunfold.screening import SetAside as SetAside
     from fedunfold.server import adagrad as adagrad
     from fedunfold.server import adam as adam
     from fedunfold.server import plain as plain
@@ -62,7 +66,9 @@ _HOMES = {
     "experiments.learning": ("learn_weights",),
     "experiments.methods": ("Method", "method", "method_names"),
     "federation": ("RoundReport",),
+    "robust": ("krum", "median", "trimmed"),
     "rounds": ("Algorithm", "RunResult"),
+    "screening": ("SetAside",),
     "server": ("adagrad", "adam", "plain", "yogi"),
     "simulation.engine": ("SimulatedFederation",),
     "tracking.protocol": ("Tracker",),

@@ -48,11 +48,6 @@ class Contributions:
         """m_k, [n, d]."""
         return torch.stack(list(self.memory.values())) if self.memory else self.fresh
 
-    def direction(self, coefficients: Tensor) -> Tensor:
-        """u = Σ_k α_k m_k, α being [K]."""
-        chosen = coefficients[self.clients].to(self.fresh.device, self.fresh.dtype)
-        return chosen @ self.updates()
-
     def along(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
         return self.updates() @ vector

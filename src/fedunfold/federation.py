@@ -4,7 +4,7 @@ An engine (the simulation in one process, or real clients over a network) offers
 optimisers, unfolding and experiments are written once against them. Models are flat vectors in R^d.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -34,7 +34,8 @@ class RoundRequest:
     `outer` asks for the outer loss along the way, with its gradient where `path_gradient` is set (the
     first-order adjoint needs it; the exact one gathers it on the way back). `absent_loss` says whether
     clients that are away still report a loss at w^(t) (`evaluate`, possible in a simulation) or nothing.
-    `keeps_updates` says that the server keeps single updates beyond the round, which not every federation shows.
+    `keeps_updates` says that the server keeps single updates beyond the round, `compares_updates` that it holds them
+    against each other; not every federation shows them.
 
     A client that is asked alone cannot work out what depends on the others: `scales`, its (c_k, factor after
     the loop) of the update, and `class_weights` [C] of the outer loss come with the request then.
@@ -49,6 +50,7 @@ class RoundRequest:
     path_gradient: bool = False
     absent_loss: AbsentLoss = "evaluate"
     keeps_updates: bool = False
+    compares_updates: bool = False
     scales: tuple[float, float] | None = None
     class_weights: Tensor | None = None
 
@@ -88,7 +90,10 @@ class RoundReport:
     that of w_k on its own training data (a fraction); NaN where a client reported nothing. `gradients[P, d]` are the
     sums of local gradients. Only what the request named is filled. `outer_gradient[d]` is the sum over clients of
     Σ_τ ∇ℓ^out_b that belongs directly to λ_t: absent clients' always, present clients' where `path_gradient` was asked
-    for.
+    for. Where updates are compared, the parts of present clients are not in `outer_loss` and `outer_gradient` yet, but
+    one by one in `own_outer_loss[P]` and `own_outer_gradients[P, d]`: some may still be set aside.
+
+    `refused` are clients that were there with something that cannot be used, and why; they count as absent.
 
     The last `statistics` numbers of a model are running statistics of its layers: they are averaged with Θ as they
     are, and have no gradient.
@@ -113,8 +118,11 @@ class RoundReport:
     gradients: Tensor | None = None
     outer_loss: float = 0.0
     outer_gradient: Tensor | None = None
+    own_outer_loss: Tensor | None = None
+    own_outer_gradients: Tensor | None = None
     hidden: HiddenUpdates | None = None
     statistics: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

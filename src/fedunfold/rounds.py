@@ -18,6 +18,7 @@ from fedunfold.aggregation import (
     hidden_direction,
     makes_step,
 )
+from fedunfold.diagnosis import of_run
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import (
     AbsentLoss,
@@ -28,7 +29,9 @@ from fedunfold.federation import (
     RoundRequest,
     TrainsTogether,
 )
+from fedunfold.robust import Aggregator, mean
 from fedunfold.run_state import RunState, fingerprint
+from fedunfold.screening import Screen, SetAside, Sifted, check_screen, sift
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.updates import LocalUpdate, sgd
 from fedunfold.version import VERSION
@@ -37,7 +40,8 @@ from fedunfold.weighting.rule import WeightingRule
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How a federation is trained, the weights aside: the local update, the server, the absent clients.
+    """How a federation is trained, the weights aside: the local update, the server, the absent clients, which updates
+    are set aside (`screening`) and how the others are put together (`robust`).
 
     `step_sizes` s_t stretch the round's direction, u = s_t Σ_k α_k m_k; rounds beyond them repeat the last, and
     without any s_t = 1.
@@ -52,6 +56,8 @@ class Algorithm:
     absent: Absent = "keep"
     absent_loss: AbsentLoss = "evaluate"
     step_sizes: tuple[float, ...] = ()
+    screen: Screen = "finite"
+    aggregate: Aggregator = field(default_factory=mean)
 
     def __post_init__(self) -> None:
         if not isinstance(self.update, LocalUpdate):
@@ -59,6 +65,9 @@ class Algorithm:
         if not isinstance(self.server, ServerOptimizer):
             raise InputError(f"an algorithm's server is one such as plain() or adam(), not {self.server!r}.")
         check_absent(self.absent)
+        check_screen(self.screen)
+        if not isinstance(self.aggregate, Aggregator):
+            raise InputError(f"an algorithm's aggregation is one such as median() or krum(1), not {self.aggregate!r}.")
         if self.absent_loss not in ("evaluate", "skip"):
             raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
@@ -72,8 +81,21 @@ class Algorithm:
 
     def request(self, run: str, round: int, model: Tensor, **more: Any) -> RoundRequest:
         """What it asks of a federation in a round from w^(t); `more` are the request's other fields."""
-        keeps = self.absent == "remember"
-        return RoundRequest(run, round, model, self.update, absent_loss=self.absent_loss, keeps_updates=keeps, **more)
+        return RoundRequest(
+            run,
+            round,
+            model,
+            self.update,
+            absent_loss=self.absent_loss,
+            keeps_updates=self.absent == "remember",
+            compares_updates=self.screen == "norm" or self.aggregate.name != "mean",
+            **more,
+        )
+
+    def sift(self, report: RoundReport, past: Sequence[Tensor]) -> Sifted:
+        """The report without what is set aside; `past` are the lengths of the updates in the rounds before."""
+        same_steps = self.update.normalise_steps or self.update.accumulate
+        return sift(report, self.screen, past, same_steps=same_steps)
 
 
 def check_algorithm(given: object) -> None:
@@ -114,9 +136,9 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
     if not makes_step(report.present, absent):
         return server, Aggregation(report.present, entering, None)
     if report.hidden is None:
-        shares = coefficients(weights, report.present, absent)
-        direction = entering.direction(step_size * shares)
-        moved = shares[report.present].to(report.updates) @ report.updates if report.statistics else direction
+        shares, combine = coefficients(weights, report.present, absent), algorithm.aggregate.combine
+        direction = combine(entering.updates(), step_size * shares[entering.clients])
+        moved = combine(report.updates, shares[report.present]) if report.statistics else direction
         put_together = Aggregation(report.present, entering, direction)
     else:
         found, moved = hidden_direction(report.hidden, weights, absent)
@@ -140,6 +162,8 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
 class RunResult:
     """One run: the final model, Θ[T, K] as used, who was there [T, K], and the test after every round.
 
+    `set_aside` are clients whose part of a round was not used; `warnings` say what else is odd, a line each.
+
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "uniform-fedavg")
     >>> result.weights[0].tolist()
@@ -150,6 +174,8 @@ class RunResult:
     weights: Tensor
     present: Tensor
     evaluations: tuple[Evaluation, ...]
+    set_aside: tuple[SetAside, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rounds, clients = self.weights.shape
@@ -238,6 +264,7 @@ def run_together(
     algorithm = algorithm or Algorithm()
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
+    algorithm.aggregate.check_enough(len(federation.clients))
     if states is None:
         starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
         states = [RunState(start.model, start.moments) for start in starts]
@@ -252,18 +279,25 @@ def run_together(
         else:
             reports = [federation.train(request) for request in requests]
         for state, report in zip(states, reports, strict=True):
-            row, state.rule = rule(report, state.rule)
+            sifted = algorithm.sift(report, state.lengths)
+            row, state.rule = rule(sifted.report, state.rule)
             before = Server(state.model, state.moments, state.memory)
-            server, put_together = aggregate(before, report, row, algorithm)
+            server, put_together = aggregate(before, sifted.report, row, algorithm)
             state.model, state.moments, state.memory = server.model, server.moments, server.memory
             state.weights.append(row)
             state.present.append(put_together.present)
+            state.lengths.append(sifted.lengths)
+            state.set_aside += sifted.set_aside
             state.evaluations.append(federation.evaluate(state.model))
         if keep is not None:
             keep(states)
         if on_round is not None:
             on_round(t, [state.evaluations[-1] for state in states])
-    return [
-        RunResult(state.model, torch.stack(state.weights), torch.stack(state.present), tuple(state.evaluations))
-        for state in states
-    ]
+    return [_result(state, algorithm) for state in states]
+
+
+def _result(state: RunState, algorithm: Algorithm) -> RunResult:
+    weights, present, set_aside = torch.stack(state.weights), torch.stack(state.present), tuple(state.set_aside)
+    entering = present.cumsum(0) > 0 if algorithm.absent == "remember" else present
+    warnings = of_run(present, entering, set_aside, algorithm.aggregate.needed)
+    return RunResult(state.model, weights, present, tuple(state.evaluations), set_aside, warnings)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedunfold.errors import InputError
 from fedunfold.federation import Evaluation
 from fedunfold.files import write_atomically
+from fedunfold.screening import SetAside
 
 
 @dataclass
@@ -29,6 +30,8 @@ class RunState:
     weights: list[Tensor] = field(default_factory=list)
     present: list[Tensor] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    lengths: list[Tensor] = field(default_factory=list)
+    set_aside: list[SetAside] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
@@ -37,6 +40,7 @@ class RunState:
     def save(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Write it, with what it belongs to."""
         tensors = {"model": self.model, "weights": torch.stack(self.weights), "present": torch.stack(self.present)}
+        tensors["lengths"] = torch.stack(self.lengths)
         tensors |= {f"moment-{i}": moment for i, moment in enumerate(self.moments)}
         tensors |= {f"update-{k}": update for k, update in self.memory.items()}
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
@@ -45,7 +49,8 @@ class RunState:
         except TypeError as error:
             raise InputError(f"a rule's state is kept only where it is plain numbers and names: {error}.") from error
         tests = [(found.accuracy, found.loss) for found in self.evaluations]
-        about = {"identity": identity, "rule": json.loads(rule), "tests": tests}
+        set_aside = [asdict(entry) for entry in self.set_aside]
+        about = {"identity": identity, "rule": json.loads(rule), "tests": tests, "set_aside": set_aside}
         content = serialize({n: t.cpu().contiguous() for n, t in tensors.items()}, {"fedunfold": json.dumps(about)})
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
@@ -67,6 +72,8 @@ class RunState:
             state = cls(
                 model, tuple(moments), memory, about["rule"], [*tensors["weights"]], [*tensors["present"]], tests
             )
+            state.lengths = [*tensors["lengths"]]
+            state.set_aside = [SetAside(**entry) for entry in about["set_aside"]]
             belongs_to = about["identity"]
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the run again.") from error

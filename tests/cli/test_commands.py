@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedunfold import __version__
@@ -51,7 +52,7 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]
     for entry in compared["methods"]:
-        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "rounds"}
+        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "rounds", "warnings"}
         assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
         assert 0 <= entry["accuracy_mean"] <= 100
 
@@ -149,3 +150,30 @@ def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
 def test_the_published_schedule_is_the_environments_own(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
     env = two_sites(extra="[paper]\niterations = 3\nlr = 0.01")
     assert fedunfold("learn", env, "--schedule", "paper", "--format", "json").json["iterations"] == 3
+
+
+def test_who_was_set_aside_is_shown_and_kept(fedunfold: Command, tmp_path: Path) -> None:
+    """Six sites, of which one keeps its numbers in other units."""
+    stream = np.random.default_rng(0)
+    arrays = {"x_test": stream.normal(size=(9, 4)), "y_test": np.arange(9) % 3}
+    for site in "abcdef":
+        arrays[f"x_{site}"] = stream.normal(size=(12, 4)) * (1000 if site == "f" else 1)
+        arrays[f"y_{site}"] = np.arange(12) % 3
+    np.savez(tmp_path / "six.npz", **arrays)  # type: ignore[arg-type]
+    head = 'name = "six"\nrounds = 2\nbatch_size = 6\nlr = 0.1\npartition.kind = "given"\n'
+    data = 'data = { source = "npz", path = "six.npz" }\n'
+    sites = "".join(f'[[clients]]\nkey = "{site}"\n' for site in "abcdef")
+    (tmp_path / "six.toml").write_text(head + data + sites)
+    shown = fedunfold("run", "six.toml", "--screen", "norm", "--absent", "drop", "--out", "kept").out
+    assert "note: client f was set aside in rounds 1 and 2 of 2: it sends an update " in shown
+    lines = [json.loads(line) for line in Path("kept/metrics.jsonl").read_text().splitlines()]
+    assert [list(line["set_aside"]) for line in lines] == [["f"], ["f"]]
+    assert lines[0]["set_aside"]["f"].startswith("sends an update ")
+    ran = fedunfold("run", "six.toml", "--screen", "norm", "--format", "json").json
+    assert [(entry["round"], entry["client"]) for entry in ran["set_aside"]] == [(0, "f"), (1, "f")]
+    compared = fedunfold(
+        *("compare", "six.toml", "--methods", "fedavg,krum-fedavg", "--trials", 1, "--screen", "norm"), "--out", "both"
+    ).out
+    assert "note: fedavg screen norm: trial 0: client f was set aside" in compared
+    learned = fedunfold("learn", "six.toml", "--screen", "norm", "--iterations", 1, "--format", "json").json
+    assert learned["warnings"][0].startswith("while learning, client f was set aside in 2 of 2 rounds;")

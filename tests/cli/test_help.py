@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer
 
-from fedunfold import aggregation, federation
+from fedunfold import aggregation, federation, screening
 from fedunfold.cli import options as opt
 from fedunfold.cli.app import app
 from fedunfold.cli.data import features
@@ -59,6 +59,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
     ("option", "original"),
     [
         (opt.Absent, get_args(aggregation.Absent)),
+        (opt.Screen, get_args(screening.Screen)),
         (opt.AbsentLoss, get_args(federation.AbsentLoss)),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),

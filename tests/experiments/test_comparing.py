@@ -14,7 +14,7 @@ QUICK = fu.Learning(iterations=2)
 
 @pytest.mark.parametrize("name", fu.method_names())
 def test_every_name_runs(name: str) -> None:
-    table = fu.compare(tiny(reliability=0.7), name, trials=2, learning=QUICK)
+    table = fu.compare(tiny(dict.fromkeys("abcde", 6), reliability=0.7), name, trials=2, learning=QUICK)
     assert [result.name for result in table.methods] == [name]
     assert 0 <= table.methods[0].mean <= 100
     assert (table.methods[0].learned is not None) == name.startswith(("duw-", "fedunfold"))
@@ -53,6 +53,8 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("fedunfold.experiments.comparing.run_together", unexpected)
     heavy_ball = fu.Method("mine", fu.Algorithm(fu.momentum()), None)
+    with pytest.raises(fu.InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
+        fu.compare(tiny(), ["fedavg", "krum-fedavg"])
     with pytest.raises(fu.InputError, match="momentum"):
         fu.compare(tiny(), ["fedavg", heavy_ball])
     other = fu.learn_weights(tiny(), learning=QUICK)

@@ -16,6 +16,7 @@ from fedunfold.flower.messages import read_assignment
 from fedunfold.flower.secure.fixed_point import encode, error_bound
 from fedunfold.flower.secure.letters import Delivery, read
 from fedunfold.losses import OuterLoss
+from fedunfold.robust import median
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
 from fedunfold.unfolding import Learning, learn
@@ -283,6 +284,9 @@ def test_rules_and_absences_that_need_single_vectors() -> None:
         run_rounds(clients, size(), 1, algorithm=Algorithm(absent="remember"))
     with pytest.raises(InputError, match="under 'remember'"):
         learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=Learning(iterations=1))
+    for algorithm in (Algorithm(screen="norm"), Algorithm(aggregate=median())):
+        with pytest.raises(InputError, match=r"which the screening by norm and the aggregations .* compare; choose"):
+            run_rounds(clients, size(), 1, algorithm=algorithm)
     assert len(grid.sent) == registered
 
 

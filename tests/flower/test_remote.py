@@ -138,6 +138,8 @@ def test_a_bad_answer_makes_its_client_absent(kind: str) -> None:
     assert result.model.isfinite().all()
     reason = kind if kind in ("no answer", "failed") else "set aside"
     assert federation.faults.as_dict() == {"b": {reason: 1}}
+    set_aside = [(entry.round, entry.client) for entry in result.set_aside]
+    assert set_aside == ([(1, "b")] if reason == "set aside" else []), "one that is silent is only absent"
 
 
 @pytest.mark.parametrize("update", [nova(), accumulated(prox(0.3))], ids=lambda update: update.name)
@@ -188,3 +190,23 @@ def test_running_statistics_and_dropout_travel(adjoint: AdjointKind) -> None:
     learning = Learning(iterations=2, adjoint=adjoint, outer="balanced")
     mine, theirs = (learn(federation, 3, learning=learning) for federation in (here, there))
     torch.testing.assert_close(theirs.weights, mine.weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_one_far_too_long_is_set_aside_alike(adjoint: AdjointKind) -> None:
+    """In both engines: runs, gradients, and who is named."""
+    env = tiny(dict.fromkeys("abcdef", 9), epochs=1)
+    data = env.load()
+    data.x[data.offsets[5] :] *= 300
+    algorithm = Algorithm(nova(), absent="remember", screen="norm")
+    theta = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    runs, gradients = [], []
+    for federation in (simulated(env), remote(env)):
+        runs.append(run_rounds(federation, fedadp(), 2, algorithm=algorithm))
+        start = federation.initial_model("learn-0")
+        gradients.append(unfold(federation, theta, algorithm, OuterLoss(), adjoint, run="learn-0", model=start))
+    assert runs[0].set_aside == runs[1].set_aside
+    assert [entry.client for entry in runs[0].set_aside] == ["f", "f"]
+    torch.testing.assert_close(runs[1].model, runs[0].model, rtol=1e-9, atol=1e-12)
+    assert gradients[1].loss == pytest.approx(gradients[0].loss, rel=1e-12)
+    torch.testing.assert_close(gradients[1].gradient, gradients[0].gradient, rtol=1e-9, atol=1e-12)

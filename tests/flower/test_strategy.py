@@ -390,3 +390,15 @@ def test_running_statistics_go_to_the_end_and_come_back_in_their_place() -> None
     assert list(back) == list(parts)
     for name, values in parts.items():
         assert np.array_equal(back[name].numpy(), values)
+
+
+MANY: dict[int, dict[str, Any]] = {node: {"pull": 2.0, "n": 10} for node in range(1, 6)} | {6: {"pull": 900.0, "n": 10}}
+
+
+@pytest.mark.parametrize("settings", [{"screen": "norm"}, {"aggregate": fu.median()}, {"aggregate": fu.krum()}])
+def test_one_that_pulls_far_away_is_held_off(settings: Any) -> None:
+    strategy = WeightedStrategy(fu.uniform(), **settings)
+    result = start(strategy, LocalGrid(app_of(), MANY), rounds=1)
+    assert trained(result) == pytest.approx(1)
+    assert strategy.faults.as_dict() == ({"node:6": {"set aside": 1}} if "screen" in settings else {})
+    assert trained(start(WeightedStrategy(fu.uniform()), LocalGrid(app_of(), MANY), rounds=1)) > 50

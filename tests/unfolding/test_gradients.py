@@ -73,6 +73,7 @@ def relative_error(
     outer: str,
     adjoint: AdjointKind,
     memory_budget: int = 2**20,
+    screened: frozenset[tuple[int, int]] = frozenset(),
 ) -> float:
     """The larger of those of dL/dθ and dL/ds, at step sizes that are not 1."""
     algorithm = replace(algorithm, step_sizes=(0.7, 1.6, 1.2))
@@ -80,7 +81,9 @@ def relative_error(
     start = federation.initial_model(RUN)
     theta = torch.from_numpy(np.random.default_rng(2).uniform(0.3, 1.0, (env.rounds, len(SIZES))))
     ours = unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run=RUN, model=start)  # type: ignore[arg-type]
+    assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.set_aside} == screened
     unrolled = Unrolled(env, model(), algorithm, outer, first_order=adjoint == "first_order")
+    unrolled.screened = screened
     loss, *gradients = gradients_of(unrolled, theta, start, RUN)
     assert ours.loss == pytest.approx(loss, rel=1e-12)
     errors = []
@@ -208,3 +211,42 @@ def test_client_sampling_counts_as_absence() -> None:
     for absent in ("keep", "drop", "remember"):
         algorithm = Algorithm(LocalUpdate("sgd"), absent=absent)
         assert relative_error(env, mlp(env), algorithm, "sample", "exact") <= TOLERANCE
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("update", ["sgd", "prox", "nova", "accumulated"])
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_one_set_aside_has_no_part_in_the_gradient(adjoint: AdjointKind, update: str, absent: Absent) -> None:
+    """c's features are far too large. In the first round four clients are no range yet, from then on c is set aside:
+    its update, its losses along the way and what the server would remember of it; τ_eff stays that of all four."""
+    env = federation_of((5,), "all")
+    data = env.load()
+    data.x[data.offsets[2] : data.offsets[3]] *= 40
+    algorithm = Algorithm(UPDATES[update], adam(0.05), absent, screen="norm")
+    screened = frozenset({(1, 2), (2, 2)})
+    for outer in ("path", "balanced", "final"):
+        assert relative_error(env, mlp(env), algorithm, outer, adjoint, screened=screened) <= TOLERANCE, outer
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_one_that_diverges_alone_has_no_part_in_the_gradient(adjoint: AdjointKind) -> None:
+    """Where c's large features lead in one step, the model has no finite output, in every round."""
+    env = federation_of((5,), "all")
+    data = env.load()
+    data.x[data.offsets[2] : data.offsets[3]] *= 40
+    screened = frozenset((t, 2) for t in range(3))
+    for outer in ("final", "path"):
+        error = relative_error(env, Overflowing, Algorithm(nova()), outer, adjoint, screened=screened)
+        assert error <= TOLERANCE, outer
+
+
+class Overflowing(nn.Module):
+    """Infinite where its weights are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out * torch.where(self.inner.weight.detach().abs().max() > 3, torch.inf, 1.0)

@@ -20,6 +20,9 @@ from fedunfold.simulation.schedule import Draw
 class Unrolled:
     """L(θ, s) of an environment, differentiable by autograd."""
 
+    screened: frozenset[tuple[int, int]] = frozenset()
+    """(t, k) of clients that train in a round of which nothing is used."""
+
     def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
         self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
         self.data: FederatedData = env.load()
@@ -105,6 +108,8 @@ class Unrolled:
             steps = [len(self.batches(run, t, k)) if there[k] else 0 for k in clients]
             deltas: dict[int, Tensor] = {}
             for k in clients:
+                if (t, k) in self.screened:
+                    continue
                 if there[k]:
                     wk, loss = self.local(w, t, k, run, steps)
                     total = total + loss

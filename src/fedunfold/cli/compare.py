@@ -54,6 +54,8 @@ def compare(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
+    screen: opt.Screen = None,
+    aggregate: opt.Aggregate = None,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
     format: opt.Format = "text",
@@ -77,7 +79,7 @@ def compare(
         device=device,
         dtype=dtype,
         track=track,
-        parts={"update": update, "server": server, "absent": absent},
+        parts={"update": update, "server": server, "absent": absent, "screen": screen, "aggregate": aggregate},
         learning=learning,
     )
 
@@ -137,6 +139,8 @@ def _compare(
         for result in comparison.methods if show_weights else ():
             if result.learned is not None:
                 console.out.print(console.weights_table(result.learned))
+        for result in comparison.methods:
+            console.note(result.warnings, result.name)
     unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
     files = of_comparison(comparison, unfinished)
     folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)

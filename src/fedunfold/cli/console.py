@@ -35,6 +35,12 @@ def warn(text: str) -> None:
     err.print(f"warning: {text}", soft_wrap=True, markup=False, highlight=False)
 
 
+def note(lines: Iterable[str], about: str = "") -> None:
+    """A line on standard output for everything that is odd about what is shown."""
+    for line in lines:
+        say(f"note: {f'{about}: ' if about else ''}{line}")
+
+
 def progress() -> Progress:
     """Bars with the time left; nothing where standard error is not a terminal."""
     return Progress(

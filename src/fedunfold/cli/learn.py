@@ -23,6 +23,7 @@ def learn(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
+    screen: opt.Screen = None,
     absent_loss: opt.AbsentLoss = "evaluate",
     fraction: opt.Fraction = 1.0,
     device: opt.Device = "cpu",
@@ -42,7 +43,7 @@ def learn(
     from fedunfold.report.run_folder import of_learning
 
     environment = environment_of(env, seed, rounds)
-    chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent)
+    chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent, screen=screen)
     how = learning.changing(chosen.learning, environment)
     algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
     folder = folder_for("learn", environment, out, overwrite)
@@ -76,12 +77,14 @@ def learn(
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),
                 "step_sizes": algorithm.step_sizes,
+                "warnings": learned.warnings,
                 "folder": str(folder.path),
                 "file": str(file),
             }
         )
     else:
         console.out.print(console.weights_table(learned, algorithm.step_sizes))
+        console.note(learned.warnings)
         console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
     if interrupted:
         raise Stopped(f"stopped after {done} of {how.iterations} outer iterations; what was learned is saved.")

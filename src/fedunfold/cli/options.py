@@ -71,6 +71,14 @@ Absent = Annotated[
     Literal["keep", "drop", "remember"] | None,
     typer.Option("--absent", help="Absent clients: keep the old model, drop out, remember the last update."),
 ]
+Screen = Annotated[
+    Literal["finite", "norm"] | None,
+    typer.Option("--screen", help="Updates set aside: those not finite, or with norm also those far too long."),
+]
+Aggregate = Annotated[
+    str | None,
+    typer.Option("--aggregate", metavar="PART", help="Updates: mean, median, trimmed:share=0.2, krum:bad=1."),
+]
 AbsentLoss = Annotated[
     Literal["evaluate", "skip"],
     typer.Option("--absent-loss", help="Whether absent clients' losses count in the learning."),

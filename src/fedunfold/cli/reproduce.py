@@ -13,10 +13,11 @@ from fedunfold.cli import options as opt
 
 def reproduce(
     study: Annotated[
-        Literal["mnist", "rate", "dogs", "variants", "digits", "all"],
+        Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
         typer.Argument(
-            help="The paper's experiments; the variants our recommended setting was chosen among; or digits, the "
-            "paper's four kinds of skew on data that is installed with scikit-learn."
+            help="The paper's experiments; the variants our recommended setting was chosen among; digits, the "
+            "paper's four kinds of skew on data that is installed with scikit-learn; or attack, digits with bad "
+            "clients."
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for records and results.")] = None,

@@ -25,6 +25,8 @@ def run(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
+    screen: opt.Screen = None,
+    aggregate: opt.Aggregate = None,
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
@@ -37,6 +39,7 @@ def run(
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
     from contextlib import nullcontext
+    from dataclasses import asdict
 
     import torch
 
@@ -51,7 +54,8 @@ def run(
             raise InputError(f"give {option} or --weights, not both.")
     environment = environment_of(env, seed, rounds)
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
-    chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
+    parts = {"update": update, "rule": rule, "server": server, "absent": absent, "screen": screen}
+    chosen = methods.changed(chosen, **parts, aggregate=aggregate)
     folder = None if out is None else RunFolder(out, overwrite=overwrite)
     with folder or nullcontext(), console.ProgressTracker() as progress:
         tracker = tracked.trackers(progress, environment, folder, track)
@@ -76,10 +80,13 @@ def run(
                 "rounds": [100 * accuracy for accuracy in result.accuracies],
                 "losses": [evaluation.loss for evaluation in result.evaluations],
                 "weights": result.weights.tolist(),
+                "set_aside": [asdict(entry) for entry in result.set_aside],
+                "warnings": result.warnings,
             }
         )
         return
     for t, evaluation in enumerate(result.evaluations):
         console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
+    console.note(result.warnings)
     if folder is not None:
         console.say(f"records and the trained model are in {folder.path}")

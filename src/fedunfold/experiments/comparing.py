@@ -51,6 +51,12 @@ class MethodResult:
         return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
 
     @property
+    def warnings(self) -> list[str]:
+        """What was odd about the learning, and about each trial."""
+        learned = [] if self.learned is None else self.learned.warnings
+        return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
+
+    @property
     def rounds(self) -> list[float]:
         """Mean accuracy after every round, in percent."""
         per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
@@ -118,7 +124,9 @@ class Comparison:
         return {
             "environment": self.environment,
             "trials": self.trials,
-            "methods": [{**result.as_row(), "rounds": result.rounds} for result in self.methods],
+            "methods": [
+                {**result.as_row(), "rounds": result.rounds, "warnings": result.warnings} for result in self.methods
+            ],
         }
 
 
@@ -215,6 +223,7 @@ def compare(
         raise InputError(f"method '{twice}' is named twice; name each once.")
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
+        entry.algorithm.aggregate.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:

@@ -1,6 +1,7 @@
 """Methods by their names in the literature, and parts by short descriptions such as ``prox:mu=0.1``.
 
-A name is [prefix-]base. The base says how clients and server update, the prefix how clients are weighted:
+A name is [prefix-]base. The base says how clients and server update, the prefix how clients are weighted, or how
+updates weighted by size are put together (`robust`: median-, trimmed-, krum-):
 
 | base      | local update | server  |   | prefix   | weights            |
 |-----------|--------------|---------|---|----------|--------------------|
@@ -22,10 +23,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from fedunfold import server, updates, weighting
+from fedunfold import robust, server, updates, weighting
 from fedunfold.aggregation import check_absent
 from fedunfold.errors import InputError
 from fedunfold.rounds import Algorithm, check_algorithm
+from fedunfold.screening import check_screen
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 from fedunfold.weighting.rule import WeightingRule, as_rule
@@ -48,6 +50,12 @@ SERVERS: Mapping[str, Callable[..., server.ServerOptimizer]] = {
     "yogi": server.yogi,
     "adagrad": server.adagrad,
 }
+AGGREGATORS: Mapping[str, Callable[..., robust.Aggregator]] = {
+    "mean": robust.mean,
+    "median": robust.median,
+    "trimmed": robust.trimmed,
+    "krum": robust.krum,
+}
 RULES: Mapping[str, Callable[..., WeightingRule]] = {
     "size": weighting.size,
     "uniform": weighting.uniform,
@@ -65,6 +73,7 @@ BASES = {
     "fedadagrad": ("sgd", "adagrad"),
 }
 PREFIXES = {"dr": "dr", "uniform": "uniform", "adp": "fedadp", "fa": "fedfa", "duw": "learned"}
+ROBUST = tuple(name for name in AGGREGATORS if name != "mean")
 ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
 
 
@@ -101,7 +110,7 @@ def method_names() -> tuple[str, ...]:
     >>> "duw-fednova" in method_names()
     True
     """
-    prefixed = [f"{prefix}-{base}" for prefix in PREFIXES for base in BASES]
+    prefixed = [f"{prefix}-{base}" for prefix in (*PREFIXES, *ROBUST) for base in BASES]
     return (*BASES, *ALIASES, *prefixed, RECOMMENDED.name)
 
 
@@ -115,13 +124,14 @@ def method(name: str) -> Method:
         return RECOMMENDED
     canonical = ALIASES.get(name, name)
     prefix, _, base = canonical.rpartition("-")
-    if base not in BASES or (prefix and prefix not in PREFIXES):
+    if base not in BASES or (prefix and prefix not in PREFIXES and prefix not in ROBUST):
         raise InputError(unknown("method", name, method_names()))
     update, optimizer = BASES[base]
-    rule = PREFIXES[prefix] if prefix else "size"
+    rule = PREFIXES.get(prefix, "size")
+    aggregate = AGGREGATORS[prefix if prefix in ROBUST else "mean"]()
     return Method(
         name,
-        Algorithm(UPDATES[update](), SERVERS[optimizer]()),
+        Algorithm(UPDATES[update](), SERVERS[optimizer](), aggregate=aggregate),
         None if rule == "learned" else RULES[rule](),
     )
 
@@ -133,6 +143,8 @@ def changed(
     rule: str | None = None,
     server: str | None = None,
     absent: str | None = None,
+    screen: str | None = None,
+    aggregate: str | None = None,
 ) -> Method:
     """The same method with other parts, each described as ``name:key=value,…``; its name then says so."""
     algorithm, weigh = given.algorithm, given.rule
@@ -142,9 +154,14 @@ def changed(
         algorithm = replace(algorithm, server=part("server", server, SERVERS))
     if absent is not None:
         algorithm = replace(algorithm, absent=check_absent(absent))
+    if screen is not None:
+        algorithm = replace(algorithm, screen=check_screen(screen))
+    if aggregate is not None:
+        algorithm = replace(algorithm, aggregate=part("aggregation", aggregate, AGGREGATORS))
     if rule is not None:
         weigh = part("rule", rule, RULES)
-    name = " ".join(filter(None, [given.name, update, rule, server, absent]))
+    screened = None if screen is None else f"screen {screen}"
+    name = " ".join(filter(None, [given.name, update, rule, server, absent, screened, aggregate]))
     return Method(name, algorithm, weigh, given.learning)
 
 
@@ -155,6 +172,7 @@ def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
         algorithm = Algorithm(
             updates.LocalUpdate(**recorded.pop("update")),
             server.ServerOptimizer(**recorded.pop("server")),
+            aggregate=robust.Aggregator(**recorded.pop("aggregate", {})),
             **recorded,
         )
     except (KeyError, TypeError, ValueError) as error:

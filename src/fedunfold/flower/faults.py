@@ -30,10 +30,12 @@ class Faults:
         asked: Iterable[str],
         about: str,
         reading: Callable[[Given, str], Taken],
+        refused: dict[str, str] | None = None,
     ) -> dict[str, Taken]:
         """What can be read of the answers, in the order clients were asked in; the rest is counted.
 
-        An answer that is a text is the reason why there is none; `reading(answer, key)` refuses by an InputError.
+        An answer that is a text is the reason why there is none; `reading(answer, key)` refuses by an InputError,
+        whose reason goes into `refused`.
         """
         kept = {}
         for key in asked:
@@ -47,6 +49,8 @@ class Faults:
                     kept[key] = reading(answer, key)
                 except InputError as error:
                     self.add(key, "set aside", f"{about}: {error}")
+                    if refused is not None:
+                        refused[key] = str(error)
         return kept
 
     def as_dict(self) -> dict[str, dict[str, int]]:

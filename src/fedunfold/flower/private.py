@@ -44,9 +44,9 @@ class SecureChannel(Channel, Protocol):
 class PrivateFederation(RemoteFederation):
     """Clients behind a channel, of whose vectors the server learns sums only (docs/secure.md).
 
-    The rule and the algorithm must do with that: no gradients of single clients, as fedadp needs them, and no
-    `remember`. A client that is lost while a sum is made counts as absent; with fewer than a majority left there is no
-    sum, and the run stops.
+    The rule and the algorithm must do with that: no gradients of single clients, as fedadp needs them, no `remember`,
+    no screening by norm and no aggregation but the mean. What is screened are the numbers clients tell. A client that
+    is lost while a sum is made counts as absent; with fewer than a majority left there is no sum, and the run stops.
     """
 
     def __init__(
@@ -69,12 +69,13 @@ class PrivateFederation(RemoteFederation):
         asked = self._asked(request, drawn)
         outer, gradient = self._outer_along_the_way(request), None
         answers: Mapping[str, Reply]
+        refused: dict[str, str] = {}
         if outer and request.path_gradient and asked:
             found = self._summed(request, dict.fromkeys(asked, OUTER_GRADIENT), drawn)
             answers, gradient = found.replies, self._vector(found)
         else:
-            answers = self._ask("measure", request, asked, present=drawn)
-        report = self._merged(request, drawn, answers)
+            answers = self._ask("measure", request, asked, present=drawn, refused=refused)
+        report = self._merged(request, drawn, answers, refused)
         if outer and not request.path_gradient:
             away = [key for key, is_there in zip(self._keys, drawn, strict=True) if not is_there and key in answers]
             if bool(report.present.any()):
@@ -203,4 +204,9 @@ def _refuse_single_vectors(request: RoundRequest) -> None:
         raise InputError(
             "a private federation shows no updates of single clients, which the server keeps under 'remember'; choose "
             "keep or drop for absent clients, or run without private."
+        )
+    if request.compares_updates:
+        raise InputError(
+            "a private federation shows no updates of single clients, which the screening by norm and the aggregations "
+            "median, trimmed and krum compare; choose screen 'finite' and the mean, or run without private."
         )

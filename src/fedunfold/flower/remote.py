@@ -79,7 +79,9 @@ class RemoteFederation:
 
     def train(self, request: RoundRequest) -> RoundReport:
         drawn = self._present(request)
-        return self._merged(request, drawn, self._ask("train", request, self._asked(request, drawn), present=drawn))
+        refused: dict[str, str] = {}
+        answers = self._ask("train", request, self._asked(request, drawn), present=drawn, refused=refused)
+        return self._merged(request, drawn, answers, refused)
 
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         there = [key for key, is_there in zip(self._keys, present.tolist(), strict=True) if is_there]
@@ -168,15 +170,16 @@ class RemoteFederation:
         *,
         present: np.ndarray,
         adjoints: Mapping[str, Tensor] | None = None,
+        refused: dict[str, str] | None = None,
     ) -> dict[str, Reply]:
-        """Ask these clients, and keep the answers that are what was asked for."""
+        """Ask these clients, and keep the answers that are what was asked for; why others are not, is in `refused`."""
         messages = self._messages(request, keys, present, adjoints)
 
         def read(answer: Reply, key: str) -> Reply:
             return checked(answer, *self._expected(verb, request, messages[key][0]))
 
         answers = self._channel.ask(verb, messages)
-        return self.faults.sifted(answers, keys, f"{verb} in round {request.round}", read)
+        return self.faults.sifted(answers, keys, f"{verb} in round {request.round}", read, refused)
 
     def _assignments(self, request: RoundRequest, present: np.ndarray) -> dict[str, Assignment]:
         env = self.environment
@@ -232,11 +235,14 @@ class RemoteFederation:
 
     # --- putting together --------------------------------------------------------------------------------
 
-    def _merged(self, request: RoundRequest, drawn: np.ndarray, answers: Mapping[str, Reply]) -> RoundReport:
+    def _merged(
+        self, request: RoundRequest, drawn: np.ndarray, answers: Mapping[str, Reply], refused: Mapping[str, str]
+    ) -> RoundReport:
         """The report of a round in which those drawn and heard of were there."""
         keys = self._keys
         present = np.array([bool(is_there) and key in answers for key, is_there in zip(keys, drawn, strict=True)])
-        there = [answers[key] for key, is_there in zip(keys, present, strict=True) if is_there]
+        trained = [key for key, is_there in zip(keys, present, strict=True) if is_there]
+        there = [answers[key] for key in trained]
         assignments = self._assignments(request, present)
         env = self.environment
         steps = [
@@ -254,7 +260,11 @@ class RemoteFederation:
             found = [answer.arrays[name] for answer in there if name in answer.arrays]
             return torch.stack(found) if found else request.model.new_empty(0, len(request.model))
 
-        outer = [answer.arrays["outer_gradient"] for answer in answers.values() if "outer_gradient" in answer.arrays]
+        # Where updates are compared, the outer parts of those who are there wait until it is known who stays.
+        summed = {key: answer for key, answer in answers.items() if not request.compares_updates or key not in trained}
+        outer = [answer.arrays["outer_gradient"] for answer in summed.values() if "outer_gradient" in answer.arrays]
+        own_losses = torch.tensor([answer.metrics["outer_loss"] for answer in there], dtype=torch.float64)
+        own_gradients = rows("outer_gradient")
         return RoundReport(
             round=request.round,
             keys=keys,
@@ -266,9 +276,12 @@ class RemoteFederation:
             start_loss=numbers("start_loss"),
             accuracy=numbers("accuracy"),
             gradients=rows("gradients") if "gradients" in request.needs else None,
-            outer_loss=sum(answer.metrics["outer_loss"] for answer in answers.values()),
+            outer_loss=sum(answer.metrics["outer_loss"] for answer in summed.values()),
             outer_gradient=_sum(outer, request.model) if outer else None,
+            own_outer_loss=own_losses if request.compares_updates else None,
+            own_outer_gradients=own_gradients if request.compares_updates and len(own_gradients) else None,
             statistics=self._statistics,
+            refused=refused,
         )
 
 

@@ -12,7 +12,7 @@ its size is said once, when it registers; `remember` and learned weights need th
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,10 @@ from fedunfold.flower.arrays import Layout
 from fedunfold.flower.assignment import possible
 from fedunfold.flower.faults import Faults
 from fedunfold.flower.messages import MAX_SAMPLES, MESSAGE_TYPES, read_registration
-from fedunfold.rounds import Algorithm, Server, aggregate
+from fedunfold.robust import Aggregator
+from fedunfold.rounds import Algorithm, Server
+from fedunfold.rounds import aggregate as put_together
+from fedunfold.screening import Screen
 from fedunfold.server import ServerOptimizer
 from fedunfold.weighting import size
 from fedunfold.weighting.learned import LearnedWeights
@@ -61,6 +64,7 @@ class _Run:
     state: State = None
     round: int = 0
     asked: tuple[int, ...] = ()
+    lengths: list[Tensor] = field(default_factory=list)
 
 
 class WeightedStrategy(FedAvg):
@@ -68,9 +72,10 @@ class WeightedStrategy(FedAvg):
 
     `rule` is any of fedunfold's, learned weights included, or a function of your own; `server` any of its server
     optimisers; `absent` says what becomes of clients that did not answer ("drop" where nothing is said). Learned
-    weights bring the server, absence and step sizes they were learned for. `reported` maps what the rule needs
-    (loss, start_loss, accuracy) to the names your clients use for it. Other arguments are `FedAvg`'s, but for its
-    functions that aggregate metrics: these are means, weighted as the models are (training) or by size.
+    weights bring the server, absence and step sizes they were learned for. `screen="norm"` sets aside updates that are
+    far too long (`screening`), `aggregate` puts the others together in a robust way (`robust`). `reported` maps what
+    the rule needs (loss, start_loss, accuracy) to the names your clients use for it. Other arguments are `FedAvg`'s,
+    but for its functions that aggregate metrics: these are means, weighted as the models are (training) or by size.
 
     A reply that is an error, has other arrays than were sent, values that are not finite, or lacks what the rule
     needs is set aside: it is logged with the client's key, counted in `faults`, and its client is absent in that
@@ -83,6 +88,8 @@ class WeightedStrategy(FedAvg):
         *,
         server: ServerOptimizer | None = None,
         absent: Absent | None = None,
+        screen: Screen | None = None,
+        aggregate: Aggregator | None = None,
         reported: Mapping[Need, str] | None = None,
         registration_timeout: float = 30.0,
         **settings: Any,
@@ -94,7 +101,7 @@ class WeightedStrategy(FedAvg):
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
             learned_for = learned_method(self.rule).algorithm
-        changes: dict[str, Any] = {"server": server, "absent": absent}
+        changes: dict[str, Any] = {"server": server, "absent": absent, "screen": screen, "aggregate": aggregate}
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
         self.faults = Faults()
         self.weights: list[dict[str, float]] = []
@@ -139,8 +146,13 @@ class WeightedStrategy(FedAvg):
         try:
             if not report.keys:
                 raise InputError("no client has answered or registered so far.")
-            row, run.state = self.rule(report, run.state)
-            run.server, _ = aggregate(run.server, report, row, self.algorithm)
+            sifted = self.algorithm.sift(report, run.lengths)
+            for entry in sifted.set_aside:
+                self.faults.add(entry.client, "set aside", f"round {run.round} {entry.reason}")
+                del answers[entry.client]
+            run.lengths.append(sifted.lengths)
+            row, run.state = self.rule(sifted.report, run.state)
+            run.server, _ = put_together(run.server, sifted.report, row, self.algorithm)
             weights = dict(zip(report.keys, row.tolist(), strict=True))
         except FedunfoldError as error:
             log.error("round %d is left out: %s", run.round, error)

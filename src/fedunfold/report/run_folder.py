@@ -195,4 +195,5 @@ def _rounds(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str,
             **round_record(method, trial, t, evaluation),
             "weights": result.weights[t].tolist(),
             "present": result.present[t].tolist(),
+            "set_aside": {entry.client: entry.reason for entry in result.set_aside if entry.round == t},
         }

@@ -26,6 +26,7 @@ from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+NOT_FINITE = "went non-finite during local training"
 
 
 def _few_threads(
@@ -134,8 +135,10 @@ class SimulatedFederation:
         found = Findings.none(len(self.clients), request.model)
         if len(round.away) and _asks_absent(request):
             self._ask_absent(round, found)
-        if len(round.there):
-            self._gather(round, launched, found)
+        asked = round.there
+        if len(asked):
+            round = self._gather(round, launched, found)
+        refused = {self.data.keys[k]: NOT_FINITE for k in np.setdiff1d(asked, round.there)}
         needs = request.needs
         if "start_loss" in needs:
             asked = np.arange(len(self.clients)) if request.absent_loss == "evaluate" else round.there
@@ -145,7 +148,7 @@ class SimulatedFederation:
             keys=self.data.keys,
             sizes=torch.tensor(self._sizes),
             present=torch.from_numpy(round.present),
-            steps=torch.from_numpy(round.steps),
+            steps=torch.from_numpy(np.where(round.present, round.steps, 0)),
             updates=found.updates,
             loss=torch.from_numpy(found.loss) if "loss" in needs else None,
             start_loss=torch.from_numpy(found.start_loss) if "start_loss" in needs else None,
@@ -153,12 +156,17 @@ class SimulatedFederation:
             gradients=found.gradients if "gradients" in needs else None,
             outer_loss=found.outer_loss,
             outer_gradient=sum(found.outer_gradients[1:], found.outer_gradients[0]) if found.outer_gradients else None,
+            own_outer_loss=found.own_outer_loss,
+            own_outer_gradients=found.own_outer_gradients,
             statistics=self._statistics,
+            refused=refused,
         )
 
     @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
-        round = self._round(request, present.numpy())
+        # Scaled as the round was run: with all who set out, also those who have been set aside since.
+        set_out = self._round(request, self._present(self._draw(request)))
+        round = replace(set_out, present=present.numpy())
         walk = self._walk([round], back=True)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
@@ -267,19 +275,26 @@ class SimulatedFederation:
             lanes = np.argsort(order)
         return [Launched(own, models, tally) for own in np.split(lanes, np.cumsum(counts)[:-1])]
 
-    def _gather(self, round: Round, launched: Launched, found: Findings) -> None:
-        """What the present clients' training brought."""
-        request, there = round.request, round.there
+    def _gather(self, round: Round, launched: Launched, found: Findings) -> Round:
+        """What the present clients' training brought; the round without those whose numbers are not finite."""
+        request = round.request
         lanes = torch.from_numpy(launched.lanes).to(self._device)
         tally = launched.tally.of(lanes)
         walked = launched.models[lanes] - request.model
-        self._refuse_divergence(walked, tally.loss, round)
+        finite = torch.isfinite(tally.loss) & torch.isfinite(walked.sum(1))
+        if not bool(finite.all()):
+            self._refuse_divergence(finite, round)
+            walked, tally, round = walked[finite], tally.of(torch.nonzero(finite).flatten()), round.of(finite.cpu())
+        there = round.there
         found.updates = walked * self._column(round.after[there])
         if statistics := self._statistics:
             found.updates[:, -statistics:] = walked[:, -statistics:]
             walked[:, -statistics:] = 0  # what follows is about gradients
         found.loss[there] = tally.loss.cpu().double().numpy()
-        found.outer_loss += float(tally.outer_loss.double().sum())
+        if request.compares_updates:
+            found.own_outer_loss = tally.outer_loss.cpu().double()
+        else:
+            found.outer_loss += float(tally.outer_loss.double().sum())
         if "accuracy" in request.needs:
             found.accuracy[there] = self._training_accuracies(request.model + found.updates, there)
         # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
@@ -289,11 +304,14 @@ class SimulatedFederation:
                 found.gradients = walked * self._column(per_update)
             else:
                 found.gradients = tally.gradients
-        if tally.outer_gradients is not None:
-            found.outer_gradients.append(tally.outer_gradients.sum(0))
-        elif request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
-            factors = round.client_factors(request.outer)[there] * per_update
-            found.outer_gradients.append(self._tensor(factors) @ walked)
+        own = tally.outer_gradients
+        if own is None and request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
+            own = walked * self._column(round.client_factors(request.outer)[there] * per_update)
+        if request.compares_updates:
+            found.own_outer_gradients = own
+        elif own is not None:
+            found.outer_gradients.append(own.sum(0))
+        return round
 
     def _tally(self, request: RoundRequest, lanes: int) -> Tally:
         """What the walk has to add up itself, because w_k − w^(t) does not carry it."""
@@ -388,13 +406,13 @@ class SimulatedFederation:
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]
 
-    def _refuse_divergence(self, walked: Tensor, loss: Tensor, round: Round) -> None:
-        bad = ~(torch.isfinite(loss) & torch.isfinite(walked.sum(1)))
-        if bool(bad.any()):
-            client = self.data.keys[int(round.there[int(torch.nonzero(bad)[0])])]
+    def _refuse_divergence(self, finite: Tensor, round: Round) -> None:
+        """One client that diverges is set aside; where nobody is left, it is the training that diverges."""
+        if not bool(finite.any()):
+            others = f" and all {len(finite) - 1} others that were there" if len(finite) > 1 else ""
             raise DivergenceError(
-                f"round {round.request.round}: client '{client}' went non-finite during local training; lower the "
-                f"learning rate (now {self.lr})."
+                f"round {round.request.round}: client '{self.data.keys[int(round.there[0])]}'{others} went non-finite "
+                f"during local training; lower the learning rate (now {self.lr})."
             )
 
 

@@ -1,6 +1,6 @@
 """One round on its way through the engine: what is settled before it, who is under way, and what it brings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -38,6 +38,12 @@ class Round:
     def away(self) -> np.ndarray:
         return np.flatnonzero(~self.present)
 
+    def of(self, kept: Tensor) -> "Round":
+        """The same, where of the present clients only these [P] are left."""
+        present = self.present.copy()
+        present[self.there] = kept.numpy()
+        return replace(self, present=present)
+
     def client_factors(self, outer: OuterLoss) -> np.ndarray:
         """1/E_k where the outer loss counts a client once, else 1."""
         epochs = np.array([share.epochs for share in self.shares], dtype=np.float64)
@@ -64,6 +70,8 @@ class Findings:
     gradients: Tensor
     outer_loss: float = 0.0
     outer_gradients: list[Tensor] = field(default_factory=list)
+    own_outer_loss: Tensor | None = None
+    own_outer_gradients: Tensor | None = None
 
     @classmethod
     def none(cls, clients: int, model: Tensor) -> "Findings":

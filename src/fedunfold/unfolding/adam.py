@@ -29,6 +29,11 @@ class Adam:
     def start(cls, theta: Tensor, betas: tuple[float, float] = betas) -> "Adam":
         return cls(torch.zeros_like(theta), torch.zeros_like(theta), betas=betas)
 
+    @property
+    def slopes(self) -> Tensor:
+        """√(v/(1−β₂ⁿ)), how large gradients were of late; one far below ε moves nothing."""
+        return (self.v / (1 - self.betas[1] ** max(1, self.steps))).sqrt()
+
     def step(self, theta: Tensor, gradient: Tensor, lr: float | Tensor) -> tuple[Tensor, "Adam"]:
         """The next θ, and the state after it."""
         n, (beta1, beta2) = self.steps + 1, self.betas

@@ -9,9 +9,11 @@
 
 `first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
 one federated run plus T·K dot products. `exact` asks the clients for them (`Federation.backprop`). In neither
-is there a graph over rounds; what is kept is T models and the clients' updates (`tape`).
+is there a graph over rounds; what is kept is T models and the clients' updates (`tape`). A client that was set
+aside in a round (`screening`) is absent from it on the way back too; who is, is taken for a constant.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +25,7 @@ from fedunfold.errors import DivergenceError
 from fedunfold.federation import Federation, RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, Server, aggregate
+from fedunfold.screening import SetAside
 from fedunfold.unfolding.tape import Entered, Tape, TapeKind
 
 AdjointKind = Literal["first_order", "exact"]
@@ -30,12 +33,13 @@ AdjointKind = Literal["first_order", "exact"]
 
 @dataclass(frozen=True)
 class Unfolded:
-    """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], and w^(T)."""
+    """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], w^(T), and who was set aside on the way."""
 
     loss: float
     gradient: Tensor
     step_gradient: Tensor
     model: Tensor
+    set_aside: tuple[SetAside, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,28 @@ def unfold(
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
     request = algorithm.request(run, 0, model, outer=outer, path_gradient=adjoint == "first_order")
     layers, loss = [], 0.0
+    lengths: list[Tensor] = []
+    set_aside: list[SetAside] = []
     server = Server.start(model, algorithm)
     with Tape(tape) as kept:
         for t, row in enumerate(theta):
             asked = replace(request, round=t, model=server.model)
-            report = federation.train(asked)
-            loss += report.outer_loss
+            sifted = algorithm.sift(federation.train(asked), lengths)
+            lengths.append(sifted.lengths)
+            set_aside += sifted.set_aside
+            loss += sifted.report.outer_loss
+            if not math.isfinite(loss):
+                raise DivergenceError(
+                    f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), "
+                    "or learn with float64."
+                )
             moments = server.moments
-            server, made = aggregate(server, report, weights_of(row), algorithm)
+            server, made = aggregate(server, sifted.report, weights_of(row), algorithm)
             entered = kept.keep(made.contributions, made.present)
-            layers.append(_Layer(asked, report.outer_gradient, moments, made.present, entered, made.direction))
+            layers.append(_Layer(asked, sifted.report.outer_gradient, moments, made.present, entered, made.direction))
         last = federation.outer(replace(request, round=len(theta), model=server.model))
         gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
-    return Unfolded(loss + last.loss, *gradients, server.model)
+    return Unfolded(loss + last.loss, *gradients, server.model, tuple(set_aside))
 
 
 def _walk_back(

@@ -10,12 +10,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fedunfold.diagnosis import of_learning
 from fedunfold.errors import InputError
 from fedunfold.federation import Federation
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, check_algorithm
 from fedunfold.run_state import fingerprint
+from fedunfold.screening import SetAside
 from fedunfold.settings import is_count
+from fedunfold.unfolding.adam import EPSILON
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.unfolding.progress import Progress
 from fedunfold.unfolding.tape import TapeKind
@@ -109,6 +112,11 @@ def check_learnable(algorithm: Algorithm) -> None:
             f"weights cannot be learned through the local update '{algorithm.update.name}', whose steps depend on "
             "earlier gradients; learn with sgd, prox or nova, and run momentum with the result."
         )
+    if algorithm.aggregate.name != "mean":
+        raise InputError(
+            f"weights cannot be learned through the aggregation '{algorithm.aggregate.name}', which is no weighted "
+            "sum; learn with the mean, and run the result with --aggregate."
+        )
 
 
 def learn(
@@ -164,17 +172,26 @@ def learn(
             history=torch.stack(progress.history),
             settings=settings | {"algorithm": used},
             digest=digest,
+            warnings=of_learning(
+                keys,
+                progress.history[-1],
+                progress.optimizer.slopes[:, :-1],
+                EPSILON,
+                progress.set_aside,
+                rounds * learning.draws * len(progress.losses),
+            ),
         )
 
     between = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     written = time.monotonic()
     for m in range(len(progress.losses), learning.iterations):
-        loss, gradient = _step(
+        loss, gradient, set_aside = _step(
             federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m
         )
         first = progress.losses[0] if progress.losses else loss
         gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
         progress = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
+        progress = progress.with_set_aside([keys.index(entry.client) for entry in set_aside])
         if checkpoint is not None and time.monotonic() - written >= between:
             progress.save(checkpoint, identity)
             written = time.monotonic()
@@ -185,9 +202,10 @@ def learn(
 
 def _step(
     federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int
-) -> tuple[float, Tensor]:
-    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws."""
+) -> tuple[float, Tensor, list[SetAside]]:
+    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws, and who was set aside."""
     theta, root = roots[:, :-1], roots[:, -1]
+    set_aside: list[SetAside] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
     for draw in range(learning.draws):
         run = f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}"
@@ -198,11 +216,12 @@ def _step(
             model=start,
             tape=learning.tape,
         )
+        set_aside += found.set_aside
         loss += found.loss / learning.draws
         gradient[:, :-1] += found.gradient / learning.draws
         if learning.step_sizes == "learned":
             gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
-    return loss, gradient
+    return loss, gradient, set_aside
 
 
 def _with_steps(algorithm: Algorithm, learning: Learning, roots: Tensor) -> Algorithm:

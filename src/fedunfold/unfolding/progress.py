@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,37 @@ class Progress:
     """What the next outer iteration needs, and what the ones before it brought.
 
     `roots[T, K+1]` are θ and, in the last column, σ (s = σ²), so that one Adam serves both; `losses` has an
-    entry for every iteration done, `history` Θ before the first and after each.
+    entry for every iteration done, `history` Θ before the first and after each, `set_aside[K]` counts in how many
+    rounds of all of them a client was set aside.
     """
 
     roots: Tensor
     optimizer: Adam
     losses: tuple[float, ...] = ()
     history: tuple[Tensor, ...] = field(default=())
+    set_aside: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     @classmethod
     def start(cls, shares: Tensor, step_sizes: Sequence[float], betas: tuple[float, float]) -> "Progress":
         """θ = √(N_k/N) and σ = √s_t in every round."""
         sigma = torch.tensor(step_sizes, dtype=shares.dtype).sqrt()
         roots = torch.cat([shares.sqrt().repeat(len(sigma), 1), sigma[:, None]], 1)
-        return cls(roots, Adam.start(roots, betas), (), (weights_of(roots[:, :-1]),))
+        nobody = torch.zeros(len(shares), dtype=torch.long)
+        return cls(roots, Adam.start(roots, betas), (), (weights_of(roots[:, :-1]),), nobody)
 
     def after(self, loss: float, gradient: Tensor, lr: float | Tensor) -> "Progress":
         """One Adam step further."""
         roots, optimizer = self.optimizer.step(self.roots, gradient, lr)
-        return Progress(roots, optimizer, (*self.losses, loss), (*self.history, weights_of(roots[:, :-1])))
+        history = (*self.history, weights_of(roots[:, :-1]))
+        return Progress(roots, optimizer, (*self.losses, loss), history, self.set_aside)
+
+    def with_set_aside(self, clients: Sequence[int]) -> "Progress":
+        """The same, with these clients counted, as often as they are named."""
+        return replace(
+            self,
+            set_aside=self.set_aside
+            + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.set_aside)),
+        )
 
     def save(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Write it, with what it belongs to."""
@@ -50,6 +62,7 @@ class Progress:
             "v": self.optimizer.v,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "history": torch.stack(self.history),
+            "set_aside": self.set_aside,
         }
         content = serialize(tensors, {"fedunfold": json.dumps(identity, sort_keys=True)})
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
@@ -60,11 +73,12 @@ class Progress:
         try:
             with safe_open(path, framework="pt") as file:
                 belongs_to = json.loads((file.metadata() or {})["fedunfold"])
-                tensors = {name: file.get_tensor(name) for name in ("roots", "m", "v", "losses", "history")}
+                names = ("roots", "m", "v", "losses", "history", "set_aside")
+                tensors = {name: file.get_tensor(name) for name in names}
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the learning again.") from error
         if belongs_to != json.loads(json.dumps(identity)):
             raise InputError(f"checkpoint {path} is of another learning; delete it, or choose another file.")
         losses = tuple(tensors["losses"].tolist())
         optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
-        return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]))
+        return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["set_aside"])

@@ -32,6 +32,7 @@ class Header(Settings):
     settings: dict[str, Any]
     digest: str
     version: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,8 @@ class LearnedWeights:
     """Θ[T, K] for the clients `keys`, with the outer loss of every iteration and Θ before and after each.
 
     `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
-    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t].
+    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t]. `warnings` say what was odd about
+    the learning, a line each.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=1))
@@ -56,6 +58,7 @@ class LearnedWeights:
     version: str = VERSION
     name: str = "learned"
     needs: frozenset[Need] = field(default=frozenset(), repr=False)
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rounds, clients = self.weights.shape
@@ -133,6 +136,7 @@ class LearnedWeights:
             "settings": self.settings,
             "digest": self.digest,
             "version": self.version,
+            "warnings": self.warnings,
         }
         tensors = {
             "weights": self.weights.contiguous(),
@@ -162,6 +166,7 @@ class LearnedWeights:
                 settings=header.settings,
                 digest=header.digest,
                 version=header.version,
+                warnings=header.warnings,
             )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise InputError(

@@ -5,6 +5,7 @@ run that was killed goes on where it was, and the results depend on the records 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class Records:
             "rounds": len(result.evaluations),
             "client_steps": steps,
             "participations": int(result.present.sum()),
+            "set_aside": dict(Counter(entry.client for entry in result.set_aside)),
             "seconds": round(seconds, 2),
         }
         write_json(self._file(case, name, f"trial-{trial}.json"), content)

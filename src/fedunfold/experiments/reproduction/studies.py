@@ -7,14 +7,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
+from fedunfold.experiments.attacks import Attack
 from fedunfold.experiments.methods import RECOMMENDED, Method, changed, method
+from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding import FAST, Learning, published
 from fedunfold.unfolding.adjoint import AdjointKind
 
-Study = Literal["mnist", "rate", "dogs", "variants", "digits"]
+Study = Literal["mnist", "rate", "dogs", "variants", "digits", "attack"]
 STUDIES: tuple[Study, ...] = get_args(Study)
 ENVIRONMENTS: Mapping[Study, tuple[str, ...]] = {
     "mnist": ("mnist-1", "mnist-2", "mnist-3", "mnist-4"),
@@ -22,7 +26,9 @@ ENVIRONMENTS: Mapping[Study, tuple[str, ...]] = {
     "dogs": ("dogs-a", "dogs-b"),
     "variants": ("mnist-2", "dogs-a", "dogs-b"),
     "digits": ("digits-quantity-skew", "digits-label-skew", "digits-compute-skew", "digits-flaky"),
+    "attack": ("digits-label-skew",),
 }
+ATTACKS = (None, *(Attack(kind, bad) for kind in ("flip", "noise") for bad in (1, 2)))
 PLAIN = ("fedavg", "fedprox", "fednova", "dr-fedavg", "fedadp", "fedfa")
 REMEMBERING = ("fedavg", "fedprox", "fednova", "dr-fedavg")
 """Methods that treat absent clients in a way that can be changed; FedAdp and FedFa give them no weight anyhow."""
@@ -52,18 +58,28 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """An environment that a study runs on, tested on the test set or on what its clients hold out."""
+    """An environment that a study runs on, tested on the test set or on what its clients hold out, with or without
+    clients that spoil it."""
 
     env: Environment
     held_out: float = 0.0
+    attack: Attack | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.env.name}-held-out" if self.held_out else self.env.name
+        parts = [self.env.name, "held-out" if self.held_out else "", self.attack.name if self.attack else ""]
+        return "-".join(filter(None, parts))
 
     def load(self) -> FederatedData:
         """What clients train on and what models are tested on."""
         return _loaded(self)
+
+    def federation(self, seed_shift: int, device: torch.device) -> SimulatedFederation:
+        """Its clients, under a seed so much larger."""
+        env = self.env.with_(seed=self.env.seed + seed_shift) if seed_shift else self.env
+        if self.attack is not None:
+            return self.attack.federation(env, self.load(), device=device)
+        return SimulatedFederation(env, self.load(), device=device)
 
     @property
     def digest(self) -> str:
@@ -75,9 +91,9 @@ class Case:
 class Entry:
     """A line of a table: a method, its number of trials, and how its weights come about.
 
-    `base` names a method, `update` and `absent` change parts of it. One without a rule learns its weights by
-    `learning`, or takes those of the entry `weights_of`. `rounds` is T, `seed_shift` is added to the seed.
-    Plain data, so that it can be handed to another process.
+    `base` names a method, `update`, `absent`, `screen` and `aggregate` change parts of it. One without a rule learns
+    its weights by `learning`, or takes those of the entry `weights_of`. `rounds` is T, `seed_shift` is added to the
+    seed. Plain data, so that it can be handed to another process.
     """
 
     name: str
@@ -89,16 +105,21 @@ class Entry:
     seed_shift: int = 0
     update: str | None = None
     absent: str | None = None
+    screen: str | None = None
+    aggregate: str | None = None
     title: str = ""
 
     @property
     def method(self) -> Method:
-        return changed(method(self.base), update=self.update, absent=self.absent)
+        parts = {name: getattr(self, name) for name in ("update", "absent", "screen", "aggregate")}
+        return changed(method(self.base), **parts)
 
 
 @lru_cache(maxsize=2)
 def _loaded(case: Case) -> FederatedData:
     data = case.env.load()
+    if case.attack is not None:
+        return case.attack.spoiled(data)
     return data.held_out(case.held_out, case.env.seed) if case.held_out else data
 
 
@@ -106,6 +127,8 @@ def cases(study: Study, setting: Setting, assignment: Path | None = None) -> lis
     """The study's environments; with an assignment, the dogs' classes go to clients as that file says."""
     if assignment is not None and not any(name.startswith("dogs") for name in ENVIRONMENTS[study]):
         raise InputError(f"--assignment is about the dogs, and study '{study}' has none.")
+    if study == "attack":
+        return [Case(_ten_sites(setting.seed), attack=attack) for attack in ATTACKS]
     found = []
     for name in ENVIRONMENTS[study]:
         env = environment(name).with_(seed=setting.seed)
@@ -123,6 +146,8 @@ def entries(study: Study, env: Environment, setting: Setting) -> list[Entry]:
             return [Entry(f"rounds-{t}", "duw-fedavg", t, 0, learning) for t in RATE_ROUNDS]
         case "variants":
             return _variants(env, setting)
+        case "attack":
+            return _under_attack(env, setting)
         case "mnist" | "digits":
             return [*_published(env, setting), *_beyond(env, setting)]
         case "dogs":
@@ -205,6 +230,35 @@ def _variants(env: Environment, setting: Setting) -> list[Entry]:
             base="duw-fedavg",
             absent="remember",
         ),
+    ]
+
+
+def _ten_sites(seed: int) -> Environment:
+    """Ten sites with unlike shares of all classes, of which none is needed for any."""
+    return environment("digits-label-skew").with_(
+        name="digits-ten",
+        description="Ten sites share the digits; every class is spread over them by Dirichlet(1).",
+        seed=seed,
+        partition={"kind": "dirichlet", "alpha": 1.0},
+        clients=[{"key": "site", "count": 10, "epochs": 2}],
+    )
+
+
+def _under_attack(env: Environment, setting: Setting) -> list[Entry]:
+    """By size, held off in several ways, and learned. Nobody is away, so that dropping is about those set aside."""
+
+    def entry(name: str, base: str, title: str, **parts: Any) -> Entry:
+        return Entry(name, base, env.rounds, setting.trials, absent="drop", title=title, **parts)
+
+    learning = setting.learning(env, "first_order")
+    return [
+        entry("fedavg", "fedavg", "FedAvg"),
+        entry("fedavg-screened", "fedavg", "FedAvg, screened by norm", screen="norm"),
+        entry("median-fedavg", "median-fedavg", "median"),
+        entry("trimmed-fedavg", "trimmed-fedavg", "trimmed mean, 0.25", aggregate="trimmed:share=0.25"),
+        entry("krum-fedavg", "krum-fedavg", "multi-Krum, 2 bad", aggregate="krum:bad=2"),
+        entry("duw-fedavg", "duw-fedavg", "learned", learning=learning),
+        entry("duw-fedavg-screened", "duw-fedavg", "learned, screened by norm", learning=learning, screen="norm"),
     ]
 
 

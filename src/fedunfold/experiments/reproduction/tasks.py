@@ -82,7 +82,7 @@ class Task:
             run=f"trial-{self.trial}",
             on_round=lambda t, _: on_progress((t + 1) / entry.rounds),
         )
-        steps = client_steps(case.env, federation.data, result)
+        steps = client_steps(case.env, case.load(), result)
         records.keep_trial(case, entry.name, self.trial, result, steps, time.monotonic() - began)
 
     def _learn(
@@ -120,5 +120,4 @@ def client_steps(env: Environment, data: FederatedData, result: RunResult) -> in
 
 @lru_cache(maxsize=2)
 def _federation(case: Case, seed_shift: int, device: str) -> SimulatedFederation:
-    env = case.env.with_(seed=case.env.seed + seed_shift) if seed_shift else case.env
-    return SimulatedFederation(env, case.load(), device=device_of(device))
+    return case.federation(seed_shift, device_of(device))

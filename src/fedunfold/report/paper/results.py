@@ -14,7 +14,7 @@ from fedunfold.experiments.reproduction.records import write_json
 from fedunfold.files import write_atomically
 from fedunfold.machine import machine
 from fedunfold.report.figures import save
-from fedunfold.report.paper import figures, tables
+from fedunfold.report.paper import attack, figures, tables
 from fedunfold.report.paper.findings import findings
 
 Studied = list[tuple[Case, list[Entry]]]
@@ -69,6 +69,10 @@ class Results:
                 save(figures.rate(case, records), folder / "rate.png")
                 parts += ["![Variance of the weights against rounds](rate.png)\n", tables.rate(case, records)]
                 continue
+            if study == "attack":
+                save(attack.figure(studied, records), folder / "attack.png", dpi=80)
+                parts.append(attack.section(studied, records, "attack.png"))
+                continue
             if study != "variants":
                 save(figures.composite(studied, records), folder / f"{study}.png", dpi=80)
                 parts.append(f"![Data, accuracy and learned weights]({study}.png)\n")
@@ -83,6 +87,12 @@ class Results:
 
     def _head(self, command: str) -> str:
         setting = self.setting
+        if list(self.studies) == ["attack"]:
+            return (
+                f"# Attacks\n\n`{command}`, on {setting.device}; accuracies are those after the last round, mean ± "
+                f"standard deviation over the trials. Weights are learned by the {setting.schedule} schedule. Machine "
+                "and duration are in made.json, all records in results.json.\n"
+            )
         text = (
             "# The paper's experiments, reproduced\n\n"
             f"`{command}`, on {setting.device}; accuracies are mean ± standard deviation over the trials. The "
@@ -139,6 +149,8 @@ def _document(case: Case, entry: Entry, records: Records) -> dict[str, Any]:
         document["accuracies"] = [np.round(trial["accuracies"], 5).tolist() for trial in trials]
         document["client_steps"] = [trial["client_steps"] for trial in trials]
         document["participations"] = [trial["participations"] for trial in trials]
+        if entry.screen is not None:
+            document["set_aside"] = [trial["set_aside"] for trial in trials]
     learned = records.weights(case, entry.name) if entry.learning is not None else None
     if learned is not None:
         document["weights"] = np.round(learned.weights.numpy(), 5).tolist()

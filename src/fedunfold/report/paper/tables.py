@@ -51,7 +51,7 @@ def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
     heads = ["method", "trials", "accuracy (%)", *(["published"] if published else [])]
     heads += [*(f"rounds to {m} %" for m in milestones), *(["largest fall"] if case.held_out else [])]
     heads += ["rounds", "client steps", "sent (MB)"]
-    lines = [f"### {case.name}", "", case.env.description, "", _row(heads), _row(["---"] * len(heads))]
+    lines = [f"### {case.name}", "", case.env.description, "", row(heads), row(["---"] * len(heads))]
     for entry in entries:
         trials = records.trials(case, entry.name, entry.trials)
         if not trials:
@@ -69,7 +69,7 @@ def comparison(case: Case, entries: Sequence[Entry], records: Records) -> str:
             f"{steps:,.0f}",
             f"{megabytes:,.1f}",
         ]
-        lines.append(_row(cells))
+        lines.append(row(cells))
     if case.name in PUBLISHED_MNIST:
         lines += ["", f"Published: {PUBLISHED_MNIST[case.name]}."]
     return "\n".join(lines) + "\n"
@@ -159,12 +159,13 @@ def slopes(rounds: Sequence[int], variances: Sequence[float]) -> str:
 def rate(case: Case, records: Records) -> str:
     """The variances beside 1/√T, and the fitted slope."""
     rounds, variances = rate_points(case, records)
-    lines = ["### Variance of the learned weights", "", _row(["T", "mean variance", "1/√T"]), _row(["---"] * 3)]
-    lines += [_row([str(t), f"{v:.5f}", f"{t**-0.5:.5f}"]) for t, v in zip(rounds, variances, strict=True)]
+    lines = ["### Variance of the learned weights", "", row(["T", "mean variance", "1/√T"]), row(["---"] * 3)]
+    lines += [row([str(t), f"{v:.5f}", f"{t**-0.5:.5f}"]) for t, v in zip(rounds, variances, strict=True)]
     if len(rounds) > 1:
         lines += ["", f"Fitted slope on logarithmic axes: {slopes(rounds, variances)}."]
     return "\n".join(lines) + "\n"
 
 
-def _row(cells: Iterable[str]) -> str:
+def row(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"

@@ -1,0 +1,117 @@
+"""How far single precision drifts from double over 100 rounds: measured, and written to docs/numbers.md.
+
+    python benchmarks/precision.py docs/numbers.md
+
+The same runs in float32 and float64: the model and its test accuracy after every round of FedAvg, and the gradient of
+the outer loss through all rounds, by both adjoints. Minibatches, absences and the initial model are the same.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedunfold.environments import environment
+from fedunfold.files import write_atomically
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.version import VERSION
+from fedunfold.weighting import size
+
+ENVIRONMENTS = ("digits-label-skew", "digits-flaky")
+ROUNDS = 100
+SHOWN = (1, 10, 50, 100)
+
+
+def distance(single: Tensor, double: Tensor) -> float:
+    """‖a − b‖ / ‖b‖."""
+    return float((single.double() - double).norm() / double.norm())
+
+
+def run_drift(name: str, rounds: int = ROUNDS) -> list[tuple[float, float]]:
+    """After every round: the models' distance, and the difference of their accuracies in points."""
+    env = environment(name)
+    found: list[list[tuple[Tensor, float]]] = []
+    for dtype in (torch.float32, torch.float64):
+        federation = SimulatedFederation(env, dtype=dtype)
+        models: list[tuple[Tensor, float]] = []
+        evaluate = federation.evaluate
+
+        def keep(model: Tensor, evaluate=evaluate, models=models):  # type: ignore[no-untyped-def]
+            tested = evaluate(model)
+            models.append((model, tested.accuracy))
+            return tested
+
+        federation.evaluate = keep  # type: ignore[method-assign]
+        run_rounds(federation, size(), rounds)
+        found.append(models)
+    return [(distance(a, b), 100 * abs(x - y)) for (a, x), (b, y) in zip(*found, strict=True)]
+
+
+def gradient_drift(name: str, adjoint: AdjointKind, rounds: int = ROUNDS) -> tuple[float, float]:
+    """The distance of dL/dθ over all rounds, and the largest of a single round's."""
+    env = environment(name)
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        federation = SimulatedFederation(env, dtype=dtype)
+        shares = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
+        theta = (shares / shares.sum()).sqrt().repeat(rounds, 1)
+        start = federation.initial_model("learn-0")
+        found = unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start)
+        gradients.append(found.gradient)
+    single, double = gradients
+    rows = [distance(a, b) for a, b in zip(single, double, strict=True) if bool(b.norm() > 0)]
+    return distance(single, double), max(rows)
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)) + "\n"
+
+
+def page(rounds: int = ROUNDS) -> str:
+    shown = [t for t in SHOWN if t <= rounds]
+    drifts = {name: run_drift(name, rounds) for name in ENVIRONMENTS}
+    runs = [
+        [name, *(f"{drift[t - 1][0]:.1e}" for t in shown), f"{max(d[1] for d in drift):.1f}"]
+        for name, drift in drifts.items()
+    ]
+    gradients = []
+    for name in ENVIRONMENTS:
+        for adjoint in ("first_order", "exact"):
+            whole, worst = gradient_drift(name, adjoint, rounds)
+            gradients.append([name, adjoint, f"{whole:.1e}", f"{worst:.1e}"])
+    heads = ["environment", *(f"round {t}" for t in shown), "accuracy, largest difference (points)"]
+    return TEXT.format(
+        version=VERSION,
+        rounds=rounds,
+        runs=table(heads, runs),
+        gradients=table(["environment", "adjoint", "all rounds", "worst round"], gradients),
+    )
+
+
+TEXT = """# Numbers
+
+What single precision costs, by `python benchmarks/precision.py docs/numbers.md` with version {version}.
+What is told when numbers go wrong is in [robustness.md](robustness.md).
+
+## Single against double precision over {rounds} rounds
+
+FedAvg with the same initial model, minibatches and absences in float32 and in float64: ‖w₃₂ − w₆₄‖ / ‖w₆₄‖ after a
+round, and the largest difference of the test accuracies after any round.
+
+{runs}
+The gradient dL/dθ of the outer loss `path` through all {rounds} rounds, in the same way, over all rounds and in the
+round where it is worst:
+
+{gradients}"""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("name the page to write: python benchmarks/precision.py docs/numbers.md")
+    text = page()
+    write_atomically(Path(sys.argv[1]), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    sys.stdout.write(text)

@@ -1,0 +1,159 @@
+"""Setting aside updates that cannot be used, before anybody's weight is worked out.
+
+A client that is set aside counts as absent in that round, for the weighting rule, the aggregation and the gradient of
+the weights: its update, its losses and its part of the outer loss are left out, and the server remembers none of them.
+
+`finite` sets aside what is NaN or infinite, always. `norm` does so too with an update that is far longer than the
+federation's. With the length of an update over the root of its steps,
+
+    x_k = log(‖Δ_k‖ / √τ_k)      (τ_k = 1 where the local update scales all walks to the same number of steps, or
+                                  where the steps are not known)
+
+and the median m and spread s = 1.4826 · median|x − m| over the present clients, client k is set aside where
+
+    x_k > m + max(3.5 s, log 5).
+
+- Why the root: a walk of τ steps comes as far as τ where gradients agree, as √τ where they are noise, and no farther
+  where it has arrived. √τ is wrong by at most √τ either way.
+- Why the logarithm, and the median: lengths differ by factors, and fewer than half of the clients cannot move it.
+- Why log 5: five clients may lie within a few percent of each other, and then s says nothing. Honest clients of the
+  bundled environments reach almost 4 times the median (digits-quantity-skew under nova).
+- Why only the longer ones: an update that is too short harms no more than an absence.
+- Fewer than 5 clients are no range: those accepted in earlier rounds are added, the latest rounds first, until there
+  are 5, and where there are not even then, nobody is set aside for a length. Updates get shorter over a training,
+  so that earlier rounds err on the lenient side.
+
+An honest client that holds what nobody else does sends long updates too: look at who is set aside, and why.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from fedunfold.errors import DivergenceError, InputError
+from fedunfold.federation import RoundReport
+
+Screen = Literal["finite", "norm"]
+DEVIATIONS = 3.5
+TIMES = 5.0
+AT_LEAST = 5
+FEW = 5  # clients named in an error
+NOTHING = 1e-100  # the length of an update of 0, which has no logarithm
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A client whose part of a round was not used, and why."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """A round's report with what is left, x_k of those accepted (NaN for the others) [K], and who was set aside."""
+
+    report: RoundReport
+    lengths: Tensor
+    set_aside: tuple[SetAside, ...]
+
+
+def check_screen(screen: str) -> Screen:
+    """It, where it is one of the two; anything else is refused."""
+    if screen not in get_args(Screen):
+        raise InputError(f"unknown screening '{screen}'; choose finite or norm.")
+    return cast(Screen, screen)
+
+
+def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_steps: bool = False) -> Sifted:
+    """Look at a round's updates, and set aside those that cannot be used.
+
+    `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike.
+    """
+    lengths = torch.full((len(report.keys),), math.nan, dtype=torch.float64)
+    reasons = dict(report.refused)
+    if report.hidden is None:
+        there = torch.nonzero(report.present).flatten()
+        norms = report.updates.norm(dim=1).double().cpu()
+        own = torch.ones(len(there)) if same_steps else report.steps[there].clamp(min=1).double()
+        found = (norms / own.sqrt()).clamp(min=NOTHING).log()
+        finite = torch.isfinite(norms)
+        if len(there) and not bool(finite.any()):
+            bad = sorted({*reasons, *(report.keys[k] for k in there.tolist())})
+            named = ", ".join(f"client '{key}'" for key in bad[:FEW])
+            more = f" and {len(bad) - FEW} more" if len(bad) > FEW else ""
+            raise DivergenceError(
+                f"round {report.round}: no update is finite and small enough to be added up, not those of "
+                f"{named}{more}; lower the learning rate of the clients."
+            )
+        accepted = finite.clone()
+        reasons |= {report.keys[k]: "has a NaN, infinite or far too large value" for k in there[~finite].tolist()}
+        if screen == "norm":
+            middle, most = _range(found[finite], past)
+            accepted &= found <= most
+            for k, x in zip(there.tolist(), found.tolist(), strict=True):
+                if x > most and report.keys[k] not in reasons:
+                    reasons[report.keys[k]] = (
+                        f"sends an update {_times(x - middle)} times as long as the median, "
+                        f"of {_times(most - middle)} times at most"
+                    )
+        lengths[there[accepted]] = found[accepted]
+        report = _of(report, accepted)
+    set_aside = tuple(SetAside(report.round, key, reasons[key]) for key in report.keys if key in reasons)
+    return Sifted(report, lengths, set_aside)
+
+
+def _range(found: Tensor, past: Sequence[Tensor]) -> tuple[float, float]:
+    """(m, the longest that is accepted); infinite where there is too little to judge by."""
+    known = found
+    for row in reversed(past):
+        if len(known) >= AT_LEAST:
+            break
+        known = torch.cat([known, row[~row.isnan()]])
+    if len(known) < AT_LEAST:
+        return math.nan, math.inf
+    middle = known.quantile(0.5)
+    spread = 1.4826 * (known - middle).abs().quantile(0.5)
+    return float(middle), float(middle + max(DEVIATIONS * float(spread), math.log(TIMES)))
+
+
+def _times(log: float) -> str:
+    return f"{math.exp(min(log, 700.0)):.3g}"
+
+
+def _of(report: RoundReport, accepted: Tensor) -> RoundReport:
+    """The report where of the present clients only the accepted [P] are left, with all outer parts summed up."""
+    present = report.present.clone()
+    present[report.present] = accepted
+    left_out = report.present & ~present
+    kept = accepted.to(report.updates.device)
+    outer_loss, outer_gradient = report.outer_loss, report.outer_gradient
+    if report.own_outer_loss is not None:
+        outer_loss += float(report.own_outer_loss[accepted].sum())
+    if report.own_outer_gradients is not None:
+        own = report.own_outer_gradients[kept].sum(0)
+        outer_gradient = own if outer_gradient is None else outer_gradient + own
+    summed = replace(
+        report, outer_loss=outer_loss, outer_gradient=outer_gradient, own_outer_loss=None, own_outer_gradients=None
+    )
+    if not bool(left_out.any()):
+        return summed
+
+    def unsaid(numbers: Tensor | None) -> Tensor | None:
+        return None if numbers is None else torch.where(left_out.to(numbers.device), math.nan, numbers)
+
+    return replace(
+        summed,
+        present=present,
+        steps=torch.where(present, report.steps, 0),
+        updates=report.updates[kept],
+        gradients=None if report.gradients is None else report.gradients[kept],
+        loss=unsaid(report.loss),
+        start_loss=unsaid(report.start_loss),
+        accuracy=unsaid(report.accuracy),
+    )
