@@ -132,7 +132,7 @@ def _compare(
             if result.learned is not None:
                 console.out.print(console.weights_table(result.learned))
     unfinished = {} if isinstance(ending, FedunfoldError) else watcher.learned
-    files = of_comparison(comparison, unfinished)
+    files = of_comparison(environment, comparison, unfinished)
     folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
     if format == "text":
         console.say(f"records and figures are in {folder.path}")
