@@ -48,7 +48,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     @staticmethod
     def named(name: str) -> Path:
         """Where a run goes that was given no folder."""
-        return Path("runs", _file_name(name))
+        return Path("runs", file_name(name))
 
     @classmethod
     def unused(cls, name: str) -> "RunFolder":
@@ -168,7 +168,7 @@ def of_comparison(environment: Environment, comparison: Comparison, unfinished: 
         files["accuracy.png"] = partial(figures.save, figures.accuracy(comparison))
     finished = {result.name: result.learned for result in comparison.methods if result.learned is not None}
     for name, learned in {**unfinished, **finished}.items():
-        stem = _file_name(name)
+        stem = file_name(name)
         files[f"{stem}.safetensors"] = learned.save
         files[f"{stem}-weights.png"] = partial(figures.save, figures.weights(learned))
         files[f"{stem}-outer-loss.png"] = partial(figures.save, figures.outer_loss(learned))
@@ -183,7 +183,7 @@ def _lines(records: Iterable[Mapping[str, Any]]) -> Callable[[Path], object]:
     return _text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", name)
 
 
