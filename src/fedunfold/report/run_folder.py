@@ -27,6 +27,7 @@ SETTINGS = "settings.json"
 MODEL = "model.safetensors"
 METRICS = "metrics.jsonl"
 CLIENT_ACCURACY = "client_accuracy.jsonl"
+LEARNED = "weights"  # the name of the file, before its ending, that `learn` gives
 
 Files = Mapping[str, Callable[[Path], object]]
 """What a run leaves: the name of each file, and how it is written there, whole or not at all."""
@@ -133,7 +134,7 @@ def recorded(folder: Path) -> dict[str, Any] | None:
 def of_learning(learned: LearnedWeights) -> Files:
     """weights.safetensors, the outer loss of every iteration, and two figures."""
     return {
-        "weights.safetensors": learned.save,
+        f"{LEARNED}.safetensors": learned.save,
         METRICS: _lines({"iteration": m, "outer_loss": loss} for m, loss in enumerate(learned.losses.tolist())),
         "weights.png": partial(figures.save, figures.weights(learned)),
         "outer_loss.png": partial(figures.save, figures.outer_loss(learned)),

@@ -1,6 +1,6 @@
 """Cards: a chart with its title, and a choice where there are several of the same kind."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,11 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
     named = list(zip(names, groups, strict=True))
     runs = [run for group in groups for run in group.runs]
     several = len(runs) > 1
-    whose = {id(run): run.label if several else "" for run in runs}
     sections: dict[str, Iterable[Card | None]] = {
         "labels": (_labels(group, name) for name, group in named),
         "accuracy": (_accuracy(group, name) for name, group in named),
-        "weights": (_weights(run, whose[id(run)]) for run in runs),
-        "loss": (_outer_loss(run, whose[id(run)]) for run in runs),
+        "weights": (card for group in groups for card in _weights(group, several)),
+        "loss": (_outer_loss(run, run.label if several else "") for run in runs),
         "classes": (_classes(group, name) for name, group in named),
         "clients": (_served(group, name) for name, group in named),
     }
@@ -75,25 +74,36 @@ def _accuracy(group: Group, of: str) -> Card | None:
     return Card(of, about, (Drawing("", charts.accuracy(group)),), numbers)
 
 
-def _weights(run: RunRecord, of: str) -> Card | None:
-    """Learned weights with their history first, then those that other methods used."""
-    shown = {name: of_learning(learned) for name, learned in run.learned.items()}
-    shown |= {method.name: of_use(method.weights) for method in run.methods if method.name not in shown}
-    if not shown:
-        return None
-    # One scale: colours mean the same in all of them.
-    most, usual = (max(getattr(found, which) for found in shown.values()) for which in ("most", "usual"))
+def _weights(group: Group, several: bool) -> Iterator[Card]:
+    """A card for each run: learned weights with their history first, then those that other methods used.
+
+    One scale for the group: a colour means the same in all of them.
+    """
+    found = {run.label: _frames(run) for run in group.runs}
+    every = [frames for shown in found.values() for frames in shown.values()]
+    if not every:
+        return
+    most, usual = max(frames.most for frames in every), max(frames.usual for frames in every)
     limit = usual if 0 < usual < most / 2 else most
-    drawings = tuple(
-        Drawing(name, charts.weights(run.clients, found.values.shape[1], limit), found) for name, found in shown.items()
-    )
-    about = "How much each client counts in each round."
-    if run.learned:
-        about += " Move the slider to watch the weights being learned."
-    if limit < most:
-        about += f" The strongest colour stands for {limit:.2g} and more, up to {most:.2g}."
-    numbers = numbers_table("mean over the rounds", run.clients, {n: f.values[-1].mean(0) for n, f in shown.items()}, 4)
-    return Card(of, about, drawings, numbers)
+    for run in group.runs:
+        shown = found[run.label]
+        drawings = tuple(
+            Drawing(name, charts.weights(run.clients, frames.values.shape[1], limit), frames)
+            for name, frames in shown.items()
+        )
+        about = "How much each client counts in each round."
+        if run.learned:
+            about += " Move the slider to watch the weights being learned."
+        if limit < most:
+            about += f" The strongest colour stands for {limit:.2g} and more, up to {most:.2g}."
+        means = {name: frames.values[-1].mean(0) for name, frames in shown.items()}
+        numbers = numbers_table("mean over the rounds", run.clients, means, digits=4)
+        yield Card(run.label if several else "", about, drawings, numbers)
+
+
+def _frames(run: RunRecord) -> dict[str, Frames]:
+    shown = {name: of_learning(learned) for name, learned in run.learned.items()}
+    return shown | {method.name: of_use(method.weights) for method in run.methods if method.name not in shown}
 
 
 def _outer_loss(run: RunRecord, of: str) -> Card | None:

@@ -20,7 +20,7 @@ COLOURS = 6
 SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 RAMP = [[part / 3, f"var(--ramp-{part})"] for part in range(4)]
-FEW = 15
+FEW = 10
 MARKED = 40  # points of a line that still get a mark each
 
 
@@ -58,7 +58,8 @@ def labels_held(federation: FederationRecord, clients: Sequence[str]) -> Chart:
     most = max(max(client.label_counts) for client in federation.clients)
     trace = _heatmap(counts, clients, range(federation.classes), "%{y}, class %{x}: %{z} samples", "samples")
     chart = _grid({**trace, "zmin": 0, "zmax": most}, clients, "class")
-    chart["data"][0]["colorbar"]["dtick"] = max(1, most // 5)
+    if most <= FEW:
+        chart["data"][0]["colorbar"] |= {"dtick": 1 + most // 5}  # no halves of a sample
     return chart
 
 
@@ -71,7 +72,14 @@ def weights(clients: Sequence[str], rounds: int, most: float) -> Chart:
 def before_and_after(
     names: Sequence[str], before: Floats | None, after: Floats, labels: tuple[str, str], *, x: str
 ) -> Chart:
-    """A mark for each of two methods, joined by a line that says who gains and who loses."""
+    """A mark for each of two methods, joined by a line that says who gains and who loses.
+
+    Many are shown in the order of the first method, from the worst to the best.
+    """
+    if len(names) > MARKED:
+        order = np.argsort(after if before is None else before, kind="stable")
+        names, after = [names[i] for i in order], after[order]
+        before = None if before is None else before[order]
     places = [drawn(name) for name in names]
     traces: list[Chart] = []
     if before is not None:
@@ -89,6 +97,7 @@ def before_and_after(
     chart = _chart(traces, x=x, y="accuracy (%)", legend=before is not None)
     chart["layout"]["xaxis"] |= {
         "type": "category",
+        "tickangle": "auto",
         "categoryorder": "array",
         "categoryarray": places,
         "range": [-0.7, len(places) - 0.3],
@@ -185,7 +194,7 @@ def _chart(traces: Sequence[Chart], *, x: str, y: str, legend: bool, height: int
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
             "hovermode": "closest",
-            "xaxis": {**axis, "title": {"text": x}, "showgrid": False, "tickformat": "d"},
+            "xaxis": {**axis, "title": {"text": x}, "showgrid": False, "tickformat": "d", "tickangle": 0},
             "yaxis": {**axis, "title": {"text": y}},
         },
     }

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedunfold.errors import InputError
 from fedunfold.report.federation_record import FEDERATION, FederationRecord, Record
 from fedunfold.report.page.labels import distinct, plain
-from fedunfold.report.run_folder import CLIENT_ACCURACY, METRICS, MODEL, SETTINGS, file_name
+from fedunfold.report.run_folder import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, SETTINGS, file_name
 from fedunfold.settings import Natural, explain
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
@@ -112,7 +112,10 @@ def _read(folder: Path) -> RunRecord:
     if (folder / FEDERATION).is_file():
         federation = _parsed(FederationRecord, _text(folder / FEDERATION), folder / FEDERATION)
     methods = _methods(folder, federation) if said.command != "learn" else ()
-    learned = _learned(folder, said.files, [method.name for method in methods])
+    names = {file_name(method.name): method.name for method in methods}
+    if said.command == "learn":
+        names = {LEARNED: "learned"}
+    learned = _learned(folder, said.files, names)
     return RunRecord(
         label=plain(folder.resolve().name or str(folder)),
         command=plain(said.command),
@@ -184,9 +187,8 @@ def _method(
     return method
 
 
-def _learned(folder: Path, files: Sequence[str], methods: Sequence[str]) -> dict[str, LearnedWeights]:
-    """The weights that a run learned, by the name of their method, or of the file where there is none."""
-    names = {file_name(name): name for name in methods}
+def _learned(folder: Path, files: Sequence[str], names: Mapping[str, str]) -> dict[str, LearnedWeights]:
+    """The weights that a run learned, by the name that belongs to their file, or the file's own."""
     found = {}
     for file in files:
         if file.endswith(".safetensors") and file != MODEL and Path(file).name == file:
@@ -216,6 +218,8 @@ def _keys(
 def _missing(federation: FederationRecord | None, methods: Sequence[MethodRecord]) -> Iterator[str]:
     if federation is None:
         yield f"no {FEDERATION}: who holds which labels, epochs and reliability are not known."
+    if not methods:
+        yield "no test accuracies: no method was run to its end; `fedunfold compare` measures what weights bring."
     if any(method.client_accuracy is None for method in methods):
         yield f"no {CLIENT_ACCURACY} for every method: how well each client is served is not known."
 

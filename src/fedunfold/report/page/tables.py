@@ -30,14 +30,14 @@ class Table:
 
 def outcome_table(groups: Sequence[Group]) -> Table | None:
     """A line for every method of every run."""
-    rows = [_outcome(entry, group) for group in groups for entry in group.entries]
+    rows = [_outcome(entry, group, len(groups) > 1) for group in groups for entry in group.entries]
     if not rows:
         return None
     header = ("method", "trials", "test accuracy", "difference", "weakest class", "worst-served client")
     return Table(header, tuple(rows))
 
 
-def _outcome(entry: Entry, group: Group) -> tuple[str, ...]:
+def _outcome(entry: Entry, group: Group, several: bool) -> tuple[str, ...]:
     method, base = entry.method, group.baseline
     by_class, worst = method.class_accuracy.mean(0), worst_client(entry)
     difference = NONE
@@ -47,7 +47,8 @@ def _outcome(entry: Entry, group: Group) -> tuple[str, ...]:
     if not np.isnan(by_class).all():
         weakest = f"{np.nanmin(by_class):.1f} % (class {np.nanargmin(by_class)})"
     served = NONE if worst is None else f"{worst.percent:.1f} % ({group.clients[worst.client]})"
-    return entry.label, str(len(method.finals)), ended(entry), difference, weakest, served
+    name = f"{entry.label} · {group.name}" if several else entry.label
+    return name, str(len(method.finals)), ended(entry), difference, weakest, served
 
 
 def facts(federation: FederationRecord) -> list[tuple[str, str]]:
@@ -72,7 +73,15 @@ def client_table(federation: FederationRecord, group: Group) -> Table:
         for name, weights in run.learned.items()
     }
     learned = dict(list(learned.items())[:MOST_LEARNED])
-    header = ("client", "labels", "samples", "by size", *(f"learned ({name})" for name in learned), "pace", "reachable")
+    header = (
+        "client",
+        "labels",
+        "samples",
+        "by size",
+        *("learned" if len(learned) == 1 else f"learned ({name})" for name in learned),
+        "pace",
+        "reachable",
+    )
     rows = tuple(
         (
             label,
