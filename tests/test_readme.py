@@ -34,7 +34,7 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """Every command line but the heavy ones, which only have to be known."""
     lines = re.findall(r"(?:^    |`)fedunfold +([^`\n#]+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     light = [line.strip() for line in lines if not line.startswith(HEAVY)]
-    assert len(light) == 8
+    assert len(light) == 9
     assert len(lines) == len(light) + 6
     for line in lines:
         with pytest.raises(SystemExit) as stop:

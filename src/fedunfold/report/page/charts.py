@@ -97,7 +97,6 @@ def before_and_after(
     chart = _chart(traces, x=x, y="accuracy (%)", legend=before is not None)
     chart["layout"]["xaxis"] |= {
         "type": "category",
-        "tickangle": "auto",
         "categoryorder": "array",
         "categoryarray": places,
         "range": [-0.7, len(places) - 0.3],
@@ -170,7 +169,7 @@ def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int], hover: 
 
 def _every(count: int) -> Chart:
     """A mark for each of a few numbers; as many as fit otherwise."""
-    return {"dtick": 1} if count <= FEW else {}
+    return {"tickangle": 0, "dtick": 1} if count <= FEW else {"tickangle": 0}
 
 
 def _grid(trace: Chart, clients: Sequence[str], x: str) -> Chart:
@@ -194,7 +193,7 @@ def _chart(traces: Sequence[Chart], *, x: str, y: str, legend: bool, height: int
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
             "hovermode": "closest",
-            "xaxis": {**axis, "title": {"text": x}, "showgrid": False, "tickformat": "d", "tickangle": 0},
+            "xaxis": {**axis, "title": {"text": x}, "showgrid": False, "tickformat": "d"},
             "yaxis": {**axis, "title": {"text": y}},
         },
     }

@@ -50,9 +50,9 @@ def _outcome(entry: Entry, base: Entry) -> str:
         verdict = "no difference"
     else:
         verdict = f"{abs(difference):.1f} points {'more' if difference > 0 else 'less'}"
-    # Trial i of a run draws the same for every method, so that its trials are pairs.
-    if entry.run is base.run and len(mine) == len(theirs) > 1:
-        verdict += f", better in {int((mine > theirs).sum())} of {len(mine)} trials"
+        # Trial i of a run draws the same for every method, so that its trials are pairs.
+        if entry.run is base.run and len(mine) == len(theirs) > 1:
+            verdict += f", better in {int((mine > theirs).sum())} of {len(mine)} trials"
     return f"{entry.label} ends at {ended(entry)} against {ended(base)} of {base.label}: {verdict}{_few(entry)}."
 
 
