@@ -44,6 +44,16 @@ def test_a_report_is_made_again_without_being_asked(fedunfold: Command, tmp_path
     assert fedunfold("report", folder, "--format", "json").json["file"] == str(folder / "report.html")
 
 
+def test_a_run_that_is_replaced_takes_its_report_along(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path
+) -> None:
+    env = two_sites()
+    fedunfold("run", env, "--out", "kept")
+    fedunfold("report", "kept")
+    assert fedunfold("run", env, "--out", "kept", "--overwrite", "--seed", 1).code == 0
+    assert not (tmp_path / "kept" / "report.html").exists()
+
+
 def test_what_cannot_be_reported(fedunfold: Command, tmp_path: Path) -> None:
     kept, other = write_run(tmp_path / "kept"), write_run(tmp_path / "other")
     refused(fedunfold("report", tmp_path / "nowhere"), "nowhere")

@@ -25,12 +25,13 @@ def report(
     from fedunfold.files import write_atomically
     from fedunfold.report.page import build, read_runs
     from fedunfold.report.page.building import require_extra
+    from fedunfold.report.run_folder import REPORT
 
     if out is None and len(runs) > 1:
         raise InputError("several runs have no folder of their own for the report; name its file with --out.")
-    file = out or runs[0] / "report.html"
+    file = out or runs[0] / REPORT
     if file.is_dir():
-        raise InputError(f"{file} is a folder; name a file with --out, such as {file / 'report.html'}.")
+        raise InputError(f"{file} is a folder; name a file with --out, such as {file / REPORT}.")
     require_extra()
     page = build(read_runs(runs))
     write_atomically(file, lambda temporary: temporary.write_text(page.html, encoding="utf-8"))

@@ -24,6 +24,7 @@ from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
 SETTINGS = "settings.json"
+REPORT = "report.html"  # made later, from the others; it goes when they go
 MODEL = "model.safetensors"
 METRICS = "metrics.jsonl"
 CLIENT_ACCURACY = "client_accuracy.jsonl"
@@ -90,7 +91,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def _clear(self) -> None:
         listed = (recorded(self.path) or {}).get("files")
-        for name in (*(listed if isinstance(listed, list) else ()), SETTINGS):
+        for name in (*(listed if isinstance(listed, list) else ()), REPORT, SETTINGS):
             file = self.path / str(name)
             if file.parent == self.path and file.is_file():
                 file.unlink()

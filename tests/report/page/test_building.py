@@ -18,6 +18,7 @@ from fedunfold.report.page import build, read_runs
 from fedunfold.report.page.cards import cards_of
 from fedunfold.report.page.groups import grouped
 from fedunfold.report.page.labels import LONGEST, distinct, drawn, plain
+from fedunfold.report.page.tables import settings_table
 from tests.report.page.records import write_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -125,6 +126,15 @@ def test_a_folder_of_learned_weights_only(tmp_path: Path) -> None:
     assert "no test accuracies" in html
     assert 'id="weights"' in html
     assert 'id="accuracy"' not in html
+
+
+def test_settings_within_settings_end_somewhere(tmp_path: Path) -> None:
+    deep: object = 1
+    for _ in range(12):
+        deep = {"a": [deep], "b": deep}
+    folder = write_run(tmp_path / "kept", deep=deep, lr=0.1 + 0.2)
+    rows = settings_table(read_runs([folder])[0]).rows
+    assert {("lr", "0.3"), ("deep.b.a", "…"), ("deep.b.b.b.b.b.b.b", "…")} <= set(rows)
 
 
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,4 +146,6 @@ def _pairs(
         return None
     if base in values:
         about += f" Rings are {base}; a line up is a gain, a line down a loss."
+    if len(names) > charts.MARKED:
+        about += " They stand in the order of the rings." if base in values else " They stand in order."
     return Card(of, about, drawings, numbers_table(what, names, values))

@@ -86,7 +86,7 @@ def before_and_after(
         for gains, colour, name in ((True, "var(--gain)", "gains"), (False, "var(--loss)", "loses")):
             ends: list[list[Any]] = [[], []]
             for place, old, new in zip(places, before, after, strict=True):
-                if old != new and (new > old) is np.bool_(gains):
+                if new > old if gains else new < old:
                     ends[0] += [place, place, None]
                     ends[1] += [_round(old), _round(new), None]
             line = {"color": colour, "width": 5 if len(places) <= MARKED else 2}

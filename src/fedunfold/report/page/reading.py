@@ -219,7 +219,7 @@ def _missing(federation: FederationRecord | None, methods: Sequence[MethodRecord
     if federation is None:
         yield f"no {FEDERATION}: who holds which labels, epochs and reliability are not known."
     if not methods:
-        yield "no test accuracies: no method was run to its end; `fedunfold compare` measures what weights bring."
+        yield "no test accuracies: the folder holds weights alone; fedunfold compare measures what they bring."
     if any(method.client_accuracy is None for method in methods):
         yield f"no {CLIENT_ACCURACY} for every method: how well each client is served is not known."
 

@@ -15,6 +15,7 @@ from fedunfold.report.page.reading import Floats, RunRecord
 MOST_ROWS = 500
 MOST_LABELS = 8
 MOST_LEARNED = 3  # columns of learned weights beside the clients
+DEEPEST = 8  # settings within settings
 NONE = "–"
 
 
@@ -127,14 +128,18 @@ def settings_table(run: RunRecord) -> Table:
     return Table(("setting", "value"), tuple(rows[:MOST_ROWS]), words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _flat(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Nested settings as (name with dots, value); what was not set and the list of files say nothing."""
     if name == "files" or value is None:
         return
-    if isinstance(value, dict):
+    if isinstance(value, dict) and depth < DEEPEST:
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{plain(key)}" if name else plain(key))
-    elif isinstance(value, list):
-        yield name, plain(", ".join(f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value))
+            yield from _flat(inner, f"{name}.{plain(key)}" if name else plain(key), depth + 1)
     else:
-        yield name, plain(str(value))
+        yield name, plain(", ".join(map(_word, value)) if isinstance(value, list) else _word(value))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "…" if isinstance(value, dict | list) else str(value)
