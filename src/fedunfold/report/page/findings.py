@@ -144,17 +144,18 @@ def _weights(run: RunRecord, name: str) -> Iterator[str]:
     if run.federation is None:
         return
     weights = run.learned[name].weights.numpy()
-    shift = weights.mean(0) - np.array(run.federation.shares)
+    shares = run.federation.shares
+    shift = weights.mean(0) - np.array(shares)
     alone = only_holders(run.federation)
     for k in sorted(alone, key=lambda k: -abs(shift[k]))[:MOST_CLIENTS]:
         held = _listed(alone[k])
-        yield f"client {run.clients[k]} holds the only samples of {held} and {_counts(run, weights, k)}."
+        yield f"client {run.clients[k]} holds the only samples of {held} and {_counts(weights, shares, k)}."
     if len(alone) > MOST_CLIENTS:
         yield f"{len(alone) - MOST_CLIENTS} more clients hold classes that nobody else has; their weights moved less."
     if not alone and abs(shift).max() > 0:
         for k, how in ((int(shift.argmax()), "lifted furthest above"), (int(shift.argmin()), "held furthest below")):
             client = f"client {run.clients[k]}{_circumstances(run.federation, k)}"
-            yield f"{client} is {how} its size: it {_counts(run, weights, k)}."
+            yield f"{client} is {how} its size: it {_counts(weights, shares, k)}."
 
 
 def only_holders(federation: FederationRecord) -> dict[int, tuple[int, ...]]:
@@ -167,12 +168,10 @@ def only_holders(federation: FederationRecord) -> dict[int, tuple[int, ...]]:
     return alone
 
 
-def _counts(run: RunRecord, weights: Floats, k: int) -> str:
-    assert run.federation is not None
-    mean, last, share = float(weights[:, k].mean()), float(weights[-1, k]), run.federation.shares[k]
-    return (
-        f"counts {weight(mean)} on average over the rounds, {weight(last)} in the last, against {weight(share)} by size"
-    )
+def _counts(weights: Floats, shares: Sequence[float], k: int) -> str:
+    mean, last = float(weights[:, k].mean()), float(weights[-1, k])
+    against = f"against {weight(shares[k])} by size"
+    return f"counts {weight(mean)} on average over the rounds, {weight(last)} in the last, {against}"
 
 
 def _circumstances(federation: FederationRecord, k: int) -> str:
