@@ -191,9 +191,9 @@ def _outer_loss(run: RunRecord, name: str) -> Iterator[str]:
         return
     first, last, lowest = float(losses[0]), float(losses[-1]), int(losses.argmin())
     verb = "fell" if last < first else "rose" if last > first else "stayed"
-    text = f"the outer loss {verb} from {_loss(first)} to {_loss(last)} in {len(losses)} iterations"
+    text = f"the outer loss {verb} from {loss_in_words(first)} to {loss_in_words(last)} in {len(losses)} iterations"
     if losses[lowest] < last - 0.001 * abs(last):
-        text += f", and was lowest at iteration {lowest + 1} with {_loss(float(losses[lowest]))}"
+        text += f", and was lowest at iteration {lowest + 1} with {loss_in_words(float(losses[lowest]))}"
     yield f"{text}."
 
 
@@ -218,9 +218,9 @@ def epochs_of(epochs: int | Sequence[int]) -> str:
     return f"{few} to {many} epochs" if few < many else f"{few} epoch{'s' if few > 1 else ''}"
 
 
-def _loss(value: float) -> str:
+def loss_in_words(value: float) -> str:
     """
-    >>> _loss(53561.2), _loss(0.123456)
+    >>> loss_in_words(53561.2), loss_in_words(0.123456)
     ('53,561', '0.1235')
     """
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

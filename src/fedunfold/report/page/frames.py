@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedunfold.report.page.findings import loss_in_words
 from fedunfold.report.page.reading import Floats
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -52,7 +53,9 @@ def of_learning(learned: LearnedWeights) -> Frames:
     captions = []
     for m in chosen.tolist():
         where = "Start" if m == 0 else f"After iteration {m} of {iterations}"
-        captions.append(f"{where}, outer loss {learned.losses[m]:.4g}" if m < iterations else f"{where}: learned")
+        captions.append(
+            f"{where}, outer loss {loss_in_words(float(learned.losses[m]))}" if m < iterations else f"{where}: learned"
+        )
     return Frames(learned.history.numpy()[chosen], tuple(captions))
 
 
