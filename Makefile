@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedunfold needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch
-	@$(PIP) --editable '.[dev,docs,vision,flower,tracking,datasets]'
+	@$(PIP) --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
 	@touch $@
 
 demo: $(VENV)/.installed

@@ -76,8 +76,10 @@ def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Calla
     assert {file.name for file in out.iterdir()} == {
         "settings.json",
         "environment.toml",
+        "federation.json",
         "result.json",
         "metrics.jsonl",
+        "client_accuracy.jsonl",
         "accuracy.png",
         "duw-fednova.safetensors",
         "duw-fednova-weights.png",

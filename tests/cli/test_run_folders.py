@@ -15,6 +15,10 @@ from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
 Federation = Callable[..., Path]
+RUN_FILES = {
+    *("settings.json", "environment.toml", "federation.json"),
+    *("metrics.jsonl", "client_accuracy.jsonl", "model.safetensors"),
+}
 
 
 def names(folder: Path) -> set[str]:
@@ -63,7 +67,7 @@ def test_a_run_leaves_the_trained_model(fedunfold: Command, two_sites: Federatio
     env = two_sites()
     ran = fedunfold("run", env, "--method", "fednova", "--dtype", dtype, "--out", "ran")
     assert ran.out.endswith("records and the trained model are in ran\n")
-    assert names(tmp_path / "ran") == {"settings.json", "environment.toml", "metrics.jsonl", "model.safetensors"}
+    assert names(tmp_path / "ran") == RUN_FILES
     result = fu.run(env, "fednova", dtype=getattr(torch, dtype))
     expected = fu.trained_module(env, result).state_dict()
     saved = load_file(tmp_path / "ran" / "model.safetensors")
@@ -90,10 +94,7 @@ def test_overwriting_removes_the_other_run_and_nothing_else(
     (folder / "mine.safetensors").write_text("my own")
     (folder / "notes").mkdir()
     assert fedunfold("run", env, "--out", folder, "--overwrite").code == 0
-    assert names(folder) == {
-        *("mine.safetensors", "notes"),
-        *("settings.json", "environment.toml", "metrics.jsonl", "model.safetensors"),
-    }
+    assert names(folder) == {"mine.safetensors", "notes", *RUN_FILES}
 
 
 @pytest.mark.parametrize("listed", [["../outside", "notes/inside", "/etc/nothing", 3], "notes", {}])
@@ -126,9 +127,9 @@ def test_unreadable_settings_are_a_run_all_the_same(fedunfold: Command, two_site
 
 
 def test_the_demo_replaces_itself_and_nothing_else(
-    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = comparing.compare(two_sites(), ["fedavg"], trials=1)
+    quick = comparing.compare("digits-label-skew", ["fedavg"], trials=1)
     monkeypatch.setattr(comparing, "compare", lambda *_, **__: quick)
     for out in ((), (), ("--out", "runs/demo"), ("--out", "other")):
         assert fedunfold("demo", *out).code == 0
@@ -152,3 +153,35 @@ def test_the_environment_in_the_folder_finds_its_data(
         checked = fedunfold("env", "check", tmp_path / folder / "environment.toml", "--format", "json")
         assert checked.code == 0, checked.err
         assert [client["samples"] for client in checked.json["clients"]] == [9, 6]
+
+
+def test_a_folder_says_what_its_federation_was(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
+    env = two_sites(reliability=0.5)
+    for command in ("learn", "run"):
+        fedunfold(command, env, "--out", command, *(("--iterations", 1) if command == "learn" else ()))
+        record = json.loads((tmp_path / command / "federation.json").read_text())
+        assert record["clients"] == [
+            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "reliability": 1.0},
+            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "reliability": 0.5},
+        ]
+        found = fu.environment(env)
+        assert record["digest"] == found.digest(found.load())
+        assert (record["classes"], record["test_samples"], record["rounds"]) == (3, 6, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_folder_says_how_each_client_is_served(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, site_data: dict[str, Any], dtype: str
+) -> None:
+    env = two_sites()
+    fedunfold("compare", env, "--methods", "fedavg,fednova", "--trials", 2, "--out", "kept", "--dtype", dtype)
+    lines = [json.loads(line) for line in (tmp_path / "kept" / "client_accuracy.jsonl").read_text().splitlines()]
+    assert [(line["method"], line["trial"]) for line in lines] == [
+        *(("fedavg", 0), ("fedavg", 1)),
+        *(("fednova", 0), ("fednova", 1)),
+    ]
+    result = fu.run(env, "fednova", trial=1, dtype=getattr(torch, dtype))
+    model = fu.trained_module(env, result)
+    for key, found in zip("ab", lines[-1]["client_accuracy"], strict=True):
+        predicted = model(torch.from_numpy(site_data[f"x_{key}"])).argmax(1).numpy()
+        assert found == pytest.approx(100 * (predicted == site_data[f"y_{key}"]).mean())

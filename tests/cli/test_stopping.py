@@ -136,7 +136,7 @@ def test_comparison_interrupted_while_it_learns_keeps_the_weights(
     assert stopped.err == "stopped before the first trial ended; weights so far are kept in cut.\n"
     assert "┃" not in stopped.out
     assert {file.name for file in (tmp_path / "cut").iterdir()} == {
-        *("settings.json", "environment.toml"),
+        *("settings.json", "environment.toml", "federation.json"),
         *("duw-fedavg.safetensors", "duw-fedavg-weights.png", "duw-fedavg-outer-loss.png"),
     }
 

@@ -12,6 +12,7 @@ from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
 from fedunfold.cli.environments import app as environments
 from fedunfold.cli.learn import learn
+from fedunfold.cli.report import report
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.cli.run import run
 from fedunfold.cli.runs import app as runs
@@ -41,6 +42,7 @@ app.command(epilog="Example: fedunfold demo")(demo)
 app.command(epilog="Example: fedunfold learn digits-label-skew --out runs/digits --adjoint exact")(learn)
 app.command(epilog="Example: fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
 app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
+app.command(epilog="Example: fedunfold report runs/demo")(report)
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")

@@ -142,7 +142,7 @@ def _compare(
         for result in comparison.methods:
             console.note(result.warnings, result.name)
     unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
-    files = of_comparison(comparison, unfinished)
+    files = of_comparison(environment, comparison, unfinished)
     folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
     tracked.tell_kept(tracker, folder)
     if format == "text":

@@ -189,6 +189,22 @@ def trained_module(
     return SimulatedFederation(environment(env), model=model).module(result.model)
 
 
+def client_accuracies(
+    env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
+) -> list[list[float]]:
+    """Accuracy (a fraction) of every run's final model on each client's own training data.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew")
+    >>> len(client_accuracies("digits-label-skew", [result])[0])
+    5
+    """
+    if not results:
+        return []
+    federation = SimulatedFederation(environment(env), model=model, dtype=results[0].model.dtype)
+    return [federation.client_accuracies(result.model).tolist() for result in results]
+
+
 def compare(
     env: Environment | str | Path,
     methods: Sequence[Method | WeightingRule | Weigh | str],

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -13,9 +13,10 @@ from safetensors.torch import save as serialize
 
 from fedunfold.environments import Environment
 from fedunfold.errors import InputError
-from fedunfold.experiments.comparing import Comparison, trained_module
+from fedunfold.experiments.comparing import Comparison, client_accuracies, trained_module
 from fedunfold.files import write_atomically
 from fedunfold.report import figures
+from fedunfold.report.federation_record import FEDERATION, FederationRecord
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
 from fedunfold.tracking.records import iteration_records, round_record
@@ -23,7 +24,11 @@ from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
 SETTINGS = "settings.json"
+REPORT = "report.html"  # made later, from the others; it goes when they go
 MODEL = "model.safetensors"
+METRICS = "metrics.jsonl"
+CLIENT_ACCURACY = "client_accuracy.jsonl"
+LEARNED = "weights"  # the name of the file, before its ending, that `learn` gives
 
 Files = Mapping[str, Callable[[Path], object]]
 """What a run leaves: the name of each file, and how it is written there, whole or not at all."""
@@ -45,7 +50,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     @staticmethod
     def named(name: str) -> Path:
         """Where a run goes that was given no folder."""
-        return Path("runs", _file_name(name))
+        return Path("runs", file_name(name))
 
     @classmethod
     def unused(cls, name: str) -> "RunFolder":
@@ -65,7 +70,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 self.path.rmdir()
 
     def write(self, command: str, environment: Environment, files: Files, **settings: Any) -> None:
-        """The files, environment.toml where there can be one, and settings.json, in place of the run before."""
+        """The files, what the federation is, environment.toml where there can be one, and settings.json, in place of
+        the run before."""
+        files = {**files, FEDERATION: _text(FederationRecord.of(environment).model_dump_json(indent=2) + "\n")}
         if environment.data.source != "memory":
             files = {**files, "environment.toml": _text(environment.to_toml(self.path))}
         content = {
@@ -125,7 +132,8 @@ def recorded(folder: Path) -> dict[str, Any] | None:
 def recorded_files(folder: Path) -> list[Path]:
     """The files of the run in a folder that are there, settings.json last; never one outside, whatever is listed."""
     listed = (recorded(folder) or {}).get("files")
-    named = (folder / str(name) for name in (*(listed if isinstance(listed, list) else ()), SETTINGS))
+    known = *(listed if isinstance(listed, list) else ()), REPORT, SETTINGS
+    named = (folder / str(name) for name in known)
     return [file for file in dict.fromkeys(named) if file.parent == folder and _is_there(file)]
 
 
@@ -139,38 +147,42 @@ def _is_there(file: Path) -> bool:
 def of_learning(learned: LearnedWeights) -> Files:
     """weights.safetensors, the outer loss of every iteration, and two figures."""
     return {
-        "weights.safetensors": learned.save,
-        "metrics.jsonl": _lines(iteration_records(learned)),
+        f"{LEARNED}.safetensors": learned.save,
+        METRICS: _lines(iteration_records(learned)),
         "weights.png": partial(figures.save, figures.weights(learned)),
         "outer_loss.png": partial(figures.save, figures.outer_loss(learned)),
     }
 
 
 def of_run(environment: Environment, method: str, result: RunResult) -> Files:
-    """metrics.jsonl with a line for each round, and the trained model."""
+    """metrics.jsonl with a line for each round, how each client is served in the end, and the trained model."""
     state = trained_module(environment, result).state_dict()
     model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
     return {
-        "metrics.jsonl": _lines(_rounds(method, 0, result)),
+        METRICS: _lines(_rounds(method, 0, result)),
+        CLIENT_ACCURACY: _lines(_clients(environment, method, [result])),
         MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(model)),
     }
 
 
-def of_comparison(comparison: Comparison, unfinished: Mapping[str, LearnedWeights]) -> Files:
-    """result.json, metrics.jsonl, figures, and all weights that were learned, also of methods not run yet."""
+def of_comparison(environment: Environment, comparison: Comparison, unfinished: Mapping[str, LearnedWeights]) -> Files:
+    """result.json, records, figures, and all weights that were learned, also of methods not run yet."""
     files: dict[str, Callable[[Path], object]] = {}
     if comparison.methods:
         files["result.json"] = _text(json.dumps(comparison.as_json(), indent=2) + "\n")
-        files["metrics.jsonl"] = _lines(
+        files[METRICS] = _lines(
             line
             for result in comparison.methods
             for trial, outcome in enumerate(result.trials)
             for line in _rounds(result.name, trial, outcome)
         )
+        files[CLIENT_ACCURACY] = _lines(
+            line for result in comparison.methods for line in _clients(environment, result.name, result.trials)
+        )
         files["accuracy.png"] = partial(figures.save, figures.accuracy(comparison))
     finished = {result.name: result.learned for result in comparison.methods if result.learned is not None}
     for name, learned in {**unfinished, **finished}.items():
-        stem = _file_name(name)
+        stem = file_name(name)
         files[f"{stem}.safetensors"] = learned.save
         files[f"{stem}-weights.png"] = partial(figures.save, figures.weights(learned))
         files[f"{stem}-outer-loss.png"] = partial(figures.save, figures.outer_loss(learned))
@@ -185,7 +197,7 @@ def _lines(records: Iterable[Mapping[str, Any]]) -> Callable[[Path], object]:
     return _text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", name)
 
 
@@ -197,3 +209,9 @@ def _rounds(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str,
             "present": result.present[t].tolist(),
             "set_aside": {entry.client: entry.reason for entry in result.set_aside if entry.round == t},
         }
+
+
+def _clients(environment: Environment, method: str, results: Sequence[RunResult]) -> Iterable[Mapping[str, Any]]:
+    """Accuracy of the final models on each client's own training data, in percent."""
+    for trial, accuracies in enumerate(client_accuracies(environment, results)):
+        yield {"method": method, "trial": trial, "client_accuracy": [100 * accuracy for accuracy in accuracies]}

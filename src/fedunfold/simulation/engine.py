@@ -195,6 +195,13 @@ class SimulatedFederation:
         per_class = right / torch.bincount(y, minlength=classes)
         return Evaluation(float(right.sum() / len(y)), float(losses.double().mean()), per_class.cpu())
 
+    @_few_threads
+    def client_accuracies(self, model: Tensor) -> Tensor:
+        """Accuracy of one model on each client's own training data, [K]."""
+        clients = np.arange(len(self.clients))
+        shared = model.to(self._device, self._dtype).expand(len(clients), -1)
+        return torch.tensor(self._training_accuracies(shared, clients), dtype=torch.float64)
+
     # --- one round ---------------------------------------------------------------------------------------
 
     def _draw(self, request: RoundRequest) -> Draw:
@@ -375,7 +382,7 @@ class SimulatedFederation:
         return out
 
     def _training_accuracies(self, models: Tensor, clients: np.ndarray) -> list[float]:
-        """Accuracy of each client's own model on its own training data."""
+        """Accuracy of a model for each client on its own training data."""
         accuracies = []
         for model, k in zip(models, clients, strict=True):
             rows = slice(self.data.offsets[k], self.data.offsets[k + 1])

@@ -1,0 +1,47 @@
+"""`fedunfold report`: one HTML file about one run or several."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedunfold.cli import options as opt
+from fedunfold.errors import InputError
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders that `fedunfold learn`, `run` or `compare` left behind."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The HTML file; report.html in the folder where it is one run."),
+    ] = None,
+    format: opt.Format = "text",
+) -> None:
+    """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings."""
+    from fedunfold.cli import console
+    from fedunfold.files import write_atomically
+    from fedunfold.report.page import build, read_runs
+    from fedunfold.report.page.building import require_extra
+    from fedunfold.report.run_folder import REPORT
+
+    if out is None and len(runs) > 1:
+        raise InputError("several runs have no folder of their own for the report; name its file with --out.")
+    file = out or runs[0] / REPORT
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; name a file with --out, such as {file / REPORT}.")
+    require_extra()
+    page = build(read_runs(runs))
+    write_atomically(file, lambda temporary: temporary.write_text(page.html, encoding="utf-8"))
+    if format == "json":
+        told = [{"about": about, "text": text} for about, texts in page.findings.items() for text in texts]
+        console.print_json({"file": str(file), "runs": [str(run) for run in runs], "findings": told})
+        return
+    for about, texts in page.findings.items():
+        if len(page.findings) > 1:
+            console.say(about)
+        for text in texts:
+            console.say(f"- {text}")
+    console.say(f"the report is in {file}")
