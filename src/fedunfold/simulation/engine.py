@@ -1,5 +1,6 @@
 """The `Federation` contract in one process."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -20,7 +21,7 @@ from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.planning import Planner
 from fedunfold.simulation.round import Findings, Launched, Round
-from fedunfold.simulation.schedule import Draw, Share
+from fedunfold.simulation.schedule import Draw, Share, uploaded
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
@@ -85,7 +86,7 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
-        self._planner = Planner(environment.batch_size, self._rows_at_most)
+        self._planner = Planner(environment.batch_size, self._rows_at_most, self._device, dtype)
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -128,16 +129,17 @@ class SimulatedFederation:
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
         launched = self._launch(rounds)
         self._look_ahead(rounds)
-        return [self._report(round, lanes) for round, lanes in zip(rounds, launched, strict=True)]
+        # All that a GPU has to do comes before the first number that is waited for.
+        found = [self._ask_absent(round) for round in rounds]
+        self._planner.upload()
+        return [self._report(*parts) for parts in zip(rounds, launched, found, strict=True)]
 
-    def _report(self, round: Round, launched: Launched) -> RoundReport:
-        request = round.request
-        found = Findings.none(len(self.clients), request.model)
-        if len(round.away) and _asks_absent(request):
-            self._ask_absent(round, found)
-        asked = round.there
+    def _report(self, round: Round, launched: Launched, found: Findings) -> RoundReport:
+        request, asked = round.request, round.there
         if len(asked):
             round = self._gather(round, launched, found)
+        if found.absent_loss is not None:
+            found.outer_loss += self._finite(found.absent_loss, round)
         refused = {self.data.keys[k]: NOT_FINITE for k in np.setdiff1d(asked, round.there)}
         needs = request.needs
         if "start_loss" in needs:
@@ -178,7 +180,9 @@ class SimulatedFederation:
     @_few_threads
     def outer(self, request: RoundRequest) -> OuterReport:
         everybody = np.ones(len(self.clients), dtype=bool)
-        return self._outer_at(self._round(request, everybody), np.arange(len(self.clients)))
+        round = self._round(request, everybody)
+        loss, gradient = self._outer_at(round, round.there)
+        return OuterReport(self._finite(loss, round), gradient)
 
     def module(self, model: Tensor) -> nn.Module:
         """The classifier with the model w [d] in it, on the CPU, ready to predict."""
@@ -230,7 +234,7 @@ class SimulatedFederation:
         """The local walk of the present clients, in one launch where that can be."""
         request = rounds[0].request
         walks = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._planner.plan(walks).on(self._device, self._dtype)
+        schedule = self._planner.schedule(walks)
         lanes = list(schedule.order)
         outer = None
         if request.outer is not None:
@@ -337,19 +341,23 @@ class SimulatedFederation:
             outer_gradients=sums() if own_outer else None,
         )
 
-    def _ask_absent(self, round: Round, found: Findings) -> None:
-        """Absent clients' losses at w^(t)."""
+    def _ask_absent(self, round: Round) -> Findings:
+        """Absent clients' losses at w^(t), where they are wanted."""
         request = round.request
+        found = Findings.none(len(self.clients), request.model)
+        if not len(round.away) or not _asks_absent(request):
+            return found
         if "loss" in request.needs:
             found.loss[round.away] = self._losses_at(round, round.away, per_sample=False)[round.away]
         if _outer_on_the_way(request):
-            report = self._outer_at(round, round.away)
-            found.outer_loss += report.loss
-            found.outer_gradients.append(report.gradient)
+            found.absent_loss, gradient = self._outer_at(round, round.away)
+            found.outer_gradients.append(gradient)
+        return found
 
     # --- one model that does not move --------------------------------------------------------------------
 
-    def _outer_at(self, round: Round, clients: np.ndarray) -> OuterReport:
+    def _outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The outer loss of some clients at w^(t), and its gradient."""
         request, outer = round.request, round.request.outer
         if outer is None:
             raise InputError("the request names no outer loss.")
@@ -360,13 +368,16 @@ class SimulatedFederation:
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
         fixed = FixedModel(self._kernel, request.model)
-        loss, gradient = fixed.outer(self._x[rows], self._y[rows], weights, outer)
-        if not bool(torch.isfinite(loss)):
+        return fixed.outer(self._x[rows], self._y[rows], weights, outer)
+
+    def _finite(self, outer_loss: Tensor, round: Round) -> float:
+        loss = float(outer_loss)
+        if not math.isfinite(loss):
             raise DivergenceError(
-                f"round {request.round}: the outer loss of the shared model is not finite; lower the learning rate "
-                f"(now {self.lr})."
+                f"round {round.request.round}: the outer loss of the shared model is not finite; lower the learning "
+                f"rate (now {self.lr})."
             )
-        return OuterReport(float(loss), gradient)
+        return loss
 
     def _losses_at(self, round: Round, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
@@ -408,7 +419,7 @@ class SimulatedFederation:
         return torch.cat([torch.arange(offsets[k], offsets[k + 1], device=self._device) for k in clients])
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device, self._dtype)
+        return uploaded(values, self._device, self._dtype)
 
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]

@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
+from fedunfold.simulation.schedule import Draw, Plan, Schedule, Share, plan, sample_coefficients
 
 Walks = Sequence[tuple[Draw, Share]]
 Drawn = TypeVar("Drawn")
@@ -20,25 +21,34 @@ class Planner:
     Shuffling leaves the interpreter to others, so that two threads take most of it off the one that feeds the GPU.
     """
 
-    def __init__(self, batch_size: int, width: int) -> None:
-        self._batch_size, self._width = batch_size, width
+    def __init__(self, batch_size: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._batch_size, self._width, self._place = batch_size, width, (device, dtype)
+        self._uploaded: tuple[Walks, Schedule] | None = None
         self._begun: dict[_Asked, Future[Any]] = {}
         self._before: dict[_Asked, Future[Any]] = {}
 
-    def plan(self, walks: Walks) -> Plan:
-        """The minibatches of clients that train."""
-        return self._drawn(self._plan, walks)
+    def schedule(self, walks: Walks) -> Schedule:
+        """The minibatches of clients that train, on the device."""
+        if self._uploaded is not None and self._uploaded[0] == tuple(walks):
+            return self._uploaded[1]
+        return self._drawn(self._plan, walks).on(*self._place)
 
     def coefficients(self, walks: Walks) -> np.ndarray:
         """How much every sample of clients counts whose minibatches all meet the same model."""
         return self._drawn(self._coefficients, walks)
 
     def look_ahead(self, training: Walks, fixed: Sequence[Walks]) -> None:
-        """Begin to draw what `plan` and `coefficients` will be asked for next."""
+        """Begin to draw what `schedule` and `coefficients` will be asked for next."""
         asked: list[_Asked] = [(self._plan, tuple(training)), *((self._coefficients, tuple(walks)) for walks in fixed)]
         begun = {(draw, walks): self._threads.submit(draw, walks) for draw, walks in asked if walks}
         # The present round's coefficients may still be asked for after the next one's were begun.
         self._begun, self._before = begun, self._begun
+
+    def upload(self) -> None:
+        """Copy the plan that was begun to the device, behind what that is busy with."""
+        for (draw, walks), begun in self._begun.items():
+            if draw == self._plan:
+                self._uploaded = walks, begun.result().on(*self._place)
 
     def _drawn(self, draw: Callable[[Walks], Drawn], walks: Walks) -> Drawn:
         asked: _Asked = draw, tuple(walks)

@@ -61,7 +61,10 @@ class Launched:
 
 @dataclass
 class Findings:
-    """What a round brings, filled in by the clients who are there and those who are away."""
+    """What a round brings, filled in by the clients who are there and those who are away.
+
+    `absent_loss`, the part of these in the outer loss, may still be on its way.
+    """
 
     loss: np.ndarray
     start_loss: np.ndarray
@@ -69,6 +72,7 @@ class Findings:
     updates: Tensor
     gradients: Tensor
     outer_loss: float = 0.0
+    absent_loss: Tensor | None = None
     outer_gradients: list[Tensor] = field(default_factory=list)
     own_outer_loss: Tensor | None = None
     own_outer_gradients: Tensor | None = None
