@@ -30,8 +30,7 @@ from fedunfold.flower.assignment import possible
 from fedunfold.flower.faults import Faults
 from fedunfold.flower.messages import MAX_SAMPLES, MESSAGE_TYPES, read_registration
 from fedunfold.robust import Aggregator
-from fedunfold.rounds import Algorithm, Server
-from fedunfold.rounds import aggregate as put_together
+from fedunfold.rounds import Algorithm, Server, aggregate
 from fedunfold.screening import Screen
 from fedunfold.server import ServerOptimizer
 from fedunfold.weighting import size
@@ -152,7 +151,7 @@ class WeightedStrategy(FedAvg):
                 del answers[entry.client]
             run.lengths.append(sifted.lengths)
             row, run.state = self.rule(sifted.report, run.state)
-            run.server, _ = put_together(run.server, sifted.report, row, self.algorithm)
+            run.server, _ = aggregate(run.server, sifted.report, row, self.algorithm)
             weights = dict(zip(report.keys, row.tolist(), strict=True))
         except FedunfoldError as error:
             log.error("round %d is left out: %s", run.round, error)
