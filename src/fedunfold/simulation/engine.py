@@ -19,14 +19,14 @@ from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.planning import Planner
 from fedunfold.simulation.round import Findings, Launched, Round
-from fedunfold.simulation.schedule import Draw, Share, uploaded
+from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Walks = list[tuple[Draw, Share]]
 NOT_FINITE = "went non-finite during local training"
 
 
@@ -86,7 +86,7 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
-        self._planner = Planner(environment.batch_size, self._rows_at_most, self._device, dtype)
+        self._ahead: tuple[Walks, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -131,7 +131,6 @@ class SimulatedFederation:
         self._look_ahead(rounds)
         # All that a GPU has to do comes before the first number that is waited for.
         found = [self._ask_absent(round) for round in rounds]
-        self._planner.upload()
         return [self._report(*parts) for parts in zip(rounds, launched, found, strict=True)]
 
     def _report(self, round: Round, launched: Launched, found: Findings) -> RoundReport:
@@ -173,8 +172,6 @@ class SimulatedFederation:
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
         leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
-        if request.round:
-            self._look_ahead([round], -1)
         return (leaving - arriving).sum(0)
 
     @_few_threads
@@ -234,7 +231,7 @@ class SimulatedFederation:
         """The local walk of the present clients, in one launch where that can be."""
         request = rounds[0].request
         walks = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._planner.schedule(walks)
+        schedule = self._plan(walks).on(self._device, self._dtype)
         lanes = list(schedule.order)
         outer = None
         if request.outer is not None:
@@ -248,15 +245,21 @@ class SimulatedFederation:
                 return fused
         return Walk(self._kernel, *parts, self._memory_budget)
 
-    def _look_ahead(self, rounds: Sequence[Round], way: int = 1) -> None:
-        """Begin to draw the next round's minibatches, or those of the one before, while a GPU is busy."""
+    def _plan(self, walks: Walks) -> Plan:
+        """The minibatches of clients, unless `_look_ahead` has drawn them already."""
+        if self._ahead is not None and self._ahead[0] == walks:
+            return self._ahead[1]
+        return plan(walks, self.environment.batch_size, self._rows_at_most)
+
+    def _look_ahead(self, rounds: Sequence[Round]) -> None:
+        """Draw the next round's minibatches while a GPU is busy with this one's."""
         if self._device.type == "cpu":
             return
-        requests = [replace(round.request, round=round.request.round + way) for round in rounds]
+        requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
         following = [self._round(request, self._present(self._draw(request))) for request in requests]
-        training = [walk for round in following for walk in round.walks(round.there)]
-        asked = [round for round in following if way == 1 and _asks_absent(round.request)]
-        self._planner.look_ahead(training, [round.walks(round.away) for round in asked])
+        walks = [walk for round in following for walk in round.walks(round.there)]
+        if walks:
+            self._ahead = walks, self._plan(walks)
 
     def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
@@ -363,7 +366,7 @@ class SimulatedFederation:
             raise InputError("the request names no outer loss.")
         rows = self._rows(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients].astype(int))
-        weights = self._tensor(self._planner.coefficients(round.walks(clients)) * factors)
+        weights = self._tensor(self._minibatch_coefficients(round, clients) * factors)
         class_weights = self._class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
@@ -387,7 +390,7 @@ class SimulatedFederation:
         rows = self._rows(clients)
         _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
         sizes = self._sizes[clients].astype(int)
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._planner.coefficients(round.walks(clients))
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -400,6 +403,10 @@ class SimulatedFederation:
             predicted, _ = FixedModel(self._kernel, model).predictions(self._x[rows], self._y[rows])
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
+
+    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
+        batch_size = self.environment.batch_size
+        return np.concatenate([sample_coefficients(*walk, batch_size) for walk in round.walks(clients)])
 
     def _class_weights(self, request: RoundRequest) -> Tensor | None:
         if request.outer is None:
@@ -419,7 +426,7 @@ class SimulatedFederation:
         return torch.cat([torch.arange(offsets[k], offsets[k + 1], device=self._device) for k in clients])
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return uploaded(values, self._device, self._dtype)
+        return torch.from_numpy(values).to(self._device, self._dtype)
 
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]

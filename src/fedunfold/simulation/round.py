@@ -30,9 +30,9 @@ class Round:
     def there(self) -> np.ndarray:
         return np.flatnonzero(self.present)
 
-    def walks(self, clients: np.ndarray) -> tuple[tuple[Draw, Share], ...]:
+    def walks(self, clients: np.ndarray) -> list[tuple[Draw, Share]]:
         """What each of some clients draws by, and its share."""
-        return tuple((self.draw, self.shares[k]) for k in clients)
+        return [(self.draw, self.shares[k]) for k in clients]
 
     @property
     def away(self) -> np.ndarray:

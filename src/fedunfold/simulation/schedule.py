@@ -77,10 +77,10 @@ class Plan:
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
         """The plan where a walk needs it."""
-        counts = uploaded(self.counts, device)[..., None]
+        counts = torch.from_numpy(self.counts).to(device)[..., None]
         real = torch.arange(self.rows.shape[2], device=device) < counts
         means = real.to(dtype) / counts.clamp(min=1)
-        rows = uploaded(self.rows, device)
+        rows = torch.from_numpy(self.rows).to(device)
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
@@ -98,13 +98,6 @@ class Schedule:
     def seeds(self, step: int) -> list[int]:
         """For what the models of the lanes that still train draw themselves in a step."""
         return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
-
-
-def uploaded(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """An array on a device. A GPU copies it when it comes to it, and nobody waits: for memory that may be swapped out
-    the driver would have to."""
-    tensor = torch.from_numpy(values).to(dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
