@@ -9,5 +9,9 @@ class InputError(FedunfoldError, ValueError):
     """A setting, file or argument cannot be used as it is."""
 
 
+class WriteError(InputError):
+    """A file cannot be written; all that was written before it is whole, and can be gone on from."""
+
+
 class DivergenceError(FedunfoldError, ArithmeticError):
     """Training left the finite numbers; the message names the round and the client."""

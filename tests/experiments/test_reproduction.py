@@ -84,7 +84,7 @@ def test_the_largest_fall() -> None:
 
 
 def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
     case = rep.Case(tiny(reliability=0.8))
     run = [entry for entry in entries(case.env, iterations=6) if entry.name == "fedunfold"]
     whole, parts = rep.Records(tmp_path / "whole"), rep.Records(tmp_path / "parts")
@@ -101,7 +101,7 @@ def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest
         rep.work_off([learning], parts, "cpu", 1, stop)
     assert parts.checkpoint(case, "fedunfold").exists()
     rep.work_off([learning], parts, "cpu", 1, lambda name, cost: heard.append(name))
-    assert len(heard) == 4 + 2
+    assert len(heard) == 4 + 1 + 2, "stopped in the fourth iteration; then what was kept, and the last two"
     assert not parts.checkpoint(case, "fedunfold").exists()
     files = [records.folder / case.name / "fedunfold" / "weights.safetensors" for records in (whole, parts)]
     assert files[0].read_bytes() == files[1].read_bytes()

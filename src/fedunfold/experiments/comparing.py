@@ -92,9 +92,12 @@ def run(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
     on_round: Callable[[int, Any], None] | None = None,
 ) -> RunResult:
     """Train an environment's federation once. A method that learns its weights has to come with them.
+
+    A `checkpoint` file lets an interrupted run go on.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -112,6 +115,9 @@ def run(
         env.rounds,
         algorithm=chosen.algorithm,
         run=f"trial-{trial}",
+        digest=digest_of(env, model),
+        checkpoint=checkpoint,
+        checkpoint_seconds=None,
         on_round=on_round,
     )
 
@@ -143,6 +149,7 @@ def compare(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    checkpoints: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Comparison:
     """Run every method `trials` times, each with its own initial model, minibatches and absences.
@@ -150,7 +157,7 @@ def compare(
     A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
     weights (used with what they were learned for), or a `Method`.
     Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method.
+    draws the same for every method. A folder for `checkpoints` lets an interrupted comparison go on.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -174,8 +181,9 @@ def compare(
         else:
             _fitting(entry.rule, env, model)
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    digest = digest_of(env, model)
     results = []
-    for entry in chosen:
+    for position, entry in enumerate(chosen):
         rule, algorithm = entry.rule, entry.algorithm
         if rule is None:
             how = learning or entry.learning
@@ -190,6 +198,7 @@ def compare(
                 model=model,
                 device=device,
                 dtype=dtype,
+                checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
                 on_iteration=report,
             )
             algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
@@ -199,7 +208,17 @@ def compare(
         at_once = trials if federation.device.type == "cuda" else 1
         for first in range(0, trials, at_once):
             together = [f"trial-{trial}" for trial in range(first, first + at_once)]
-            for outcome in run_together(federation, rule, env.rounds, together, algorithm=algorithm):
+            outcomes = run_together(
+                federation,
+                rule,
+                env.rounds,
+                together,
+                algorithm=algorithm,
+                digest=digest,
+                checkpoint=checkpoints and checkpoints / f"{position}-trial-{first}.safetensors",
+                checkpoint_seconds=None,
+            )
+            for outcome in outcomes:
                 watcher.trial(entry.name, len(runs), trials, outcome)
                 runs.append(outcome)
         learned = rule if isinstance(rule, LearnedWeights) else None

@@ -80,6 +80,9 @@ class Task:
             entry.rounds,
             algorithm=algorithm,
             run=f"trial-{self.trial}",
+            digest=case.digest,
+            checkpoint=records.checkpoint(case, entry.name, self.trial),
+            checkpoint_seconds=None,
             on_round=lambda t, _: on_progress((t + 1) / entry.rounds),
         )
         steps = client_steps(case.env, federation.data, result)
