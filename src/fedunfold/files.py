@@ -62,7 +62,11 @@ def remove_left_overs(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-class FolderLock:
+class InUseError(InputError):
+    """Another process holds the lock of a folder."""
+
+
+class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """One process at a time writes to a folder.
 
     The lock is on the folder itself and lives as long as the process: there is no file that a killed process could
@@ -78,12 +82,15 @@ class FolderLock:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise InputError(
+            raise InUseError(
                 f"another process is writing to {folder}; wait until it has ended, or choose another --out."
             ) from None
         except OSError as error:
             self.release()
             raise WriteError(f"cannot lock {folder}: {error.strerror}; choose a folder on another disk.") from error
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         if self._handle is not None:

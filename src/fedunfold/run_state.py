@@ -48,7 +48,9 @@ class RunState:
         tests = [
             Evaluation(accuracy, loss, tensors[f"classes-{t}"]) for t, (accuracy, loss) in enumerate(about["tests"])
         ]
-        moments = [tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))]
+        moments = [
+            tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))
+        ]
         memory = {int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")}
         model, weights, present = tensors["model"].to(device), [*tensors["weights"]], [*tensors["present"]]
         return cls(model, tuple(moments), memory, about["rule"], weights, present, tests)

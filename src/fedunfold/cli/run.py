@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import environment_of, method_from_file
+from fedunfold.cli.asked import computing, environment_of, folder_for, method_from_file
 from fedunfold.errors import InputError
 
 
@@ -28,11 +29,13 @@ def run(
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
+    threads: opt.Threads = None,
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
     from contextlib import nullcontext
@@ -41,7 +44,8 @@ def run(
 
     from fedunfold.cli import console
     from fedunfold.experiments import comparing, methods
-    from fedunfold.report.run_folder import RunFolder, of_run
+    from fedunfold.federation import Evaluation
+    from fedunfold.report.run_folder import of_run
 
     if mapped and weights is None:
         raise InputError("--map is about learned weights; name their file with --weights.")
@@ -51,20 +55,37 @@ def run(
     environment = environment_of(env, seed, rounds)
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
     chosen = methods.changed(chosen, update=update, rule=rule, server=server, absent=absent)
-    folder = None if out is None else RunFolder(out, overwrite=overwrite)
-    with folder or nullcontext(), console.progress() as bars:
-        task = bars.add_task(chosen.name, total=environment.rounds, note="")
-        result = comparing.run(
-            environment,
-            chosen,
-            trial=trial,
-            device=device,
-            dtype=getattr(torch, dtype),
-            on_round=lambda _, seen: bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %"),
-        )
-    if folder is not None:
-        files = of_run(environment, chosen.name, result)
-        folder.write("run", environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+    if resume and out is None:
+        raise InputError("a run is kept only with --out; --resume needs it too.")
+    folder = None if out is None else folder_for("run", environment, out, overwrite, resume)
+    done = 0
+    with folder or nullcontext():
+        with computing(folder.threads if folder else threads), console.progress() as bars:
+            task = bars.add_task(chosen.name, total=environment.rounds, note="")
+
+            def on_round(t: int, seen: Evaluation) -> None:
+                nonlocal done
+                done = t + 1
+                bars.update(task, completed=done, note=f"{100 * seen.accuracy:.1f} %")
+
+            try:
+                result = comparing.run(
+                    environment,
+                    chosen,
+                    trial=trial,
+                    device=device,
+                    dtype=getattr(torch, dtype),
+                    checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
+                    on_round=on_round,
+                )
+            except KeyboardInterrupt:
+                if folder is None or not done:
+                    raise
+                so_far = f"{done} of {environment.rounds} rounds"
+                raise Stopped(f"stopped after {so_far}; the same command goes on from them.") from None
+        if folder is not None:
+            files = of_run(environment, chosen.name, result)
+            folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
     if format == "json":
         console.print_json(
             {

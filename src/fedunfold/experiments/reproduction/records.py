@@ -19,6 +19,7 @@ from fedunfold.rounds import RunResult
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 
+SETTING = "setting.json"
 log = logging.getLogger(__name__)
 TRIAL = {"accuracies", "class_accuracy", "rounds", "client_steps", "participations", "seconds"}
 
@@ -29,20 +30,29 @@ class Records:
 
     folder: Path
 
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier call was here."""
+        return (self.folder / SETTING).exists()
+
     def weights(self, case: Case, name: str) -> LearnedWeights | None:
         """None where there are none, or damaged ones, which are taken away."""
-        file = self._file(case, name, "weights.safetensors")
+        file = self.weights_file(case, name)
         if not file.exists():
             return None
         try:
             return LearnedWeights.load(file)
         except DamagedError:
-            return _again(file)
+            _again(file)
+            return None
+
+    def weights_file(self, case: Case, name: str) -> Path:
+        return self._file(case, name, "weights.safetensors")
 
     def has_weights(self, case: Case, name: str, learning: Learning | None = None) -> bool:
         """Whether they are there; where `learning` is given, learned that way."""
         if learning is None:
-            return self._file(case, name, "weights.safetensors").exists()
+            return self.weights_file(case, name).exists()
         found = self.weights(case, name)
         if found is not None and Learning(**found.settings["learning"]) != learning:
             raise InputError(
@@ -58,7 +68,7 @@ class Records:
 
     def keep_weights(self, case: Case, name: str, learned: LearnedWeights, seconds: float) -> None:
         write_record(self._file(case, name, "learning.json"), {"seconds": round(seconds, 2)})
-        learned.save(self._file(case, name, "weights.safetensors"))
+        learned.save(self.weights_file(case, name))
         remove_checkpoint(self.checkpoint(case, name))
 
     def has_trial(self, case: Case, name: str, trial: int) -> bool:
@@ -105,7 +115,7 @@ class Records:
 def check_same(records: Records, setting: Setting, cases: Iterable[Case]) -> None:
     """Records of other settings or of other data must not be mixed in: the folder remembers what it was made with."""
     ours = {"schedule": setting.schedule, "seed": setting.seed, "device": setting.device}
-    _same(records.folder / "setting.json", ours, f"{records.folder} holds records of another setting")
+    _same(records.folder / SETTING, ours, f"{records.folder} holds records of another setting")
     for case in cases:
         file = records.folder / case.name / "data.json"
         _same(file, {"digest": case.digest}, f"{file.parent} holds records of other data or clients")
