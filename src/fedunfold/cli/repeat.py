@@ -60,7 +60,7 @@ def _settings_of(run: Path) -> dict[str, Any]:
     settings = recorded(run)
     if settings is None:
         raise InputError(f"{run} is not a run folder: it has no {SETTINGS}; `fedunfold learn` makes one.")
-    if Unfinished(run).folder.exists():
+    if Unfinished(run).exists:
         raise InputError(f"the run in {run} has not ended; go on with it first, by the same command.")
     wanted = {"command": str, "arguments": dict, "inputs": list, "machine": dict, "threads": int, "files": list}
     for name, kind in wanted.items():

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,16 +79,20 @@ class Unfinished:
         self.run, self.folder = run, run / "unfinished"
         self._record = self.folder / "asked.json"
 
+    @property
+    def exists(self) -> bool:
+        return self._record.exists()
+
     def is_of(self, asked: Asked) -> bool:
         """Whether the same was asked for here."""
-        return self._record.exists() and self._difference(asked) is None
+        return self.exists and self._difference(asked) is None
 
     def threads(self, asked: Asked, *, discard_others: bool) -> int | None:
         """How many threads the unfinished run computes with, which is gone on from; None where there is none.
 
         That of other settings is refused, or discarded.
         """
-        if not self._record.exists():
+        if not self.exists:
             return None
         difference = self._difference(asked)
         if difference is None:
@@ -114,11 +117,14 @@ class Unfinished:
         return any(self.folder.glob("*.safetensors"))
 
     def discard(self) -> None:
-        # The record first: without it the rest is nothing to go on from, and is discarded by the next run.
+        """Take the folder away, the record last: as long as it is there, the same command goes on."""
         try:
+            for file in self.folder.glob("*"):
+                if file != self._record:
+                    file.unlink()
             self._record.unlink(missing_ok=True)
             if self.folder.exists():
-                shutil.rmtree(self.folder)
+                self.folder.rmdir()
         except OSError as error:
             raise WriteError(f"cannot remove {self.folder}: {error.strerror}; delete it by hand.") from error
 
