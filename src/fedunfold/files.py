@@ -77,8 +77,8 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         self._handle: int | None = None
         if sys.platform == "win32":
             return
-        self._handle = os.open(folder, os.O_RDONLY)
         try:
+            self._handle = os.open(folder, os.O_RDONLY)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()

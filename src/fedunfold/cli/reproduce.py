@@ -72,6 +72,9 @@ def reproduce(
         rep.check_same(records, setting, [case for case, _ in results.cases()])
         tasks = [task for case, entries in results.cases() for task in rep.tasks(case, entries)]
         todo = [task for task in tasks if not task.done(records)]
+        for task in tasks:
+            if task not in todo:
+                task.clean_up(records)
         if 0 < len(todo) < len(tasks):
             log.info("going on: %d of %d records are in %s", len(tasks) - len(todo), len(tasks), records.folder)
         if todo:

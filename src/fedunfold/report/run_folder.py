@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save as serialize
 
 from fedunfold.environments import Environment
-from fedunfold.errors import DivergenceError, InputError
+from fedunfold.errors import DivergenceError, InputError, WriteError
 from fedunfold.experiments.comparing import Comparison, trained_module
 from fedunfold.files import FolderLock, InUseError, remove_left_overs, write_atomically
 from fedunfold.report import figures
@@ -86,13 +86,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             path = cls.named(f"{name}-{number}")
         if resume:
             raise InputError(f"no folder {cls.named(name)} holds this run unfinished; leave out --resume to begin it.")
-        make_writable(path.parent)
-        while not _take(path):
-            number += 1
-            path = cls.named(f"{name}-{number}")
-        folder = cls(path, asked)
-        folder._made = True
-        return folder
+        return cls(path, asked)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # What diverged would do so again. Whatever else ended the work, a checkpoint is worth keeping.
@@ -147,26 +141,20 @@ def write_settings(
 
 def make_writable(folder: Path) -> bool:
     """Find out now rather than after the work whether a folder can be written to; True where it was made for that."""
+    new = not folder.exists()
     try:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".fedunfold-probe"
         probe.touch()
         probe.unlink(missing_ok=True)  # another process may be asking the same
     except OSError as error:
-        raise InputError(
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise WriteError(
             f"cannot write to the output folder {folder}: {error.strerror}; choose another with --out."
         ) from error
     return new
-
-
-def _take(folder: Path) -> bool:
-    """Make a folder that was not there: two calls at the same time get one each."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def recorded(folder: Path) -> dict[str, Any] | None:
