@@ -78,7 +78,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         One that another process is writing to is passed by.
         """
         path, number = cls.named(name), 1
-        while path.is_dir():
+        while path.exists():
             if Unfinished(path).is_of(asked):
                 with suppress(InUseError):
                     return cls(path, asked, resume=resume)
