@@ -41,9 +41,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def __init__(self, path: Path, asked: Asked, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path, self.asked = path, asked
         self._made = make_writable(path)
-        self._lock = FolderLock(path)
+        self._lock: FolderLock | None = None
         self._unfinished = Unfinished(path)
         try:
+            self._lock = FolderLock(path)
             remove_left_overs(path)
             self.threads = self._opened(overwrite, resume)
         except BaseException:
@@ -98,7 +99,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if failed and self._made:
             with suppress(OSError):  # what is not empty stays
                 self.path.rmdir()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def write(self, environment: Environment, files: Files, **settings: Any) -> None:
         """The files, environment.toml where there can be one, and settings.json, in place of the run before."""
