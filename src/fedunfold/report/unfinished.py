@@ -109,7 +109,11 @@ class Unfinished:
         """Make the folder anew; how many threads the run computes with: those asked for, or as many as torch has."""
         self.discard()
         threads = asked.threads or torch.get_num_threads()
-        write_record(self._record, {"asked": asked.identity(), "threads": threads}, indent=2)
+        try:
+            write_record(self._record, {"asked": asked.identity(), "threads": threads}, indent=2)
+        except WriteError:
+            self.discard()
+            raise
         return threads
 
     @property
