@@ -65,11 +65,15 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
         run_rounds(simulated(ENV), size(), 3, algorithm=REMEMBERING, checkpoint=file, digest="other data")
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "run.safetensors"
-    run(file, size())
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, before = tmp_path / "run.safetensors", tmp_path / "run-before.safetensors"
+    whole = run(file, size())
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"run\.safetensors is damaged; delete it"):
+    assert torch.equal(run(file, size()).model, whole.model)
+    assert caplog.messages == [f"checkpoint {file} is damaged; going on from the one before it, {before.name}."]
+    for damaged in (file, before):
+        damaged.write_bytes(damaged.read_bytes()[:-40])
+    with pytest.raises(InputError, match=r"run\.safetensors and .*run-before\.safetensors is damaged; delete it"):
         run(file, size())
 
 

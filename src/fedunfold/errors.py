@@ -21,6 +21,10 @@ class InputError(FedunfoldError, ValueError):
     """
 
 
+class WriteError(InputError):
+    """A file cannot be written; all that was written before it is whole, and can be gone on from."""
+
+
 class DivergenceError(FedunfoldError, ArithmeticError):
     """Training left the finite numbers; the message names the round and the client.
 

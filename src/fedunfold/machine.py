@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedunfold.version import VERSION
@@ -17,6 +18,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "fedunfold": VERSION,
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
     }
 

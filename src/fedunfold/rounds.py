@@ -1,5 +1,6 @@
 """A federated run: T rounds of train, weigh, aggregate, written once for every engine and every rule."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from fedunfold.aggregation import (
     hidden_direction,
     makes_step,
 )
+from fedunfold.checkpoints import Checkpoint
 from fedunfold.diagnosis import of_run
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import (
@@ -30,12 +32,14 @@ from fedunfold.federation import (
     TrainsTogether,
 )
 from fedunfold.robust import Aggregator, mean
-from fedunfold.run_state import RunState, fingerprint
+from fedunfold.run_state import RunState, fingerprint, load_states, save_states
 from fedunfold.screening import Screen, SetAside, Sifted, check_screen, sift
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.updates import LocalUpdate, sgd
 from fedunfold.version import VERSION
 from fedunfold.weighting.rule import WeightingRule
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -196,50 +200,51 @@ def run_rounds(
     run: str = "trial-0",
     digest: str = "",
     checkpoint: Path | None = None,
+    checkpoint_seconds: float | None = 0.0,
     on_round: Callable[[int, Evaluation], None] | None = None,
 ) -> RunResult:
     """Train a federation for some rounds under a weighting rule, testing after each.
 
     `run` names the randomness: another name gives another initial model, minibatch order and presence. With a
-    `checkpoint`, where the run stands is written to that file after every round, and a file already there is gone on
-    from: the result is the same as without the interruption. `digest` stands for the data and how clients train, as
-    for `learn`; a checkpoint with another one is refused.
+    `checkpoint`, where the run stands is written to that file after every round (or at most every
+    `checkpoint_seconds`, after the last one and at Ctrl-C; None: 5), and a file already there is gone on from: the
+    result is the same as without the interruption. `digest` stands for the data and how clients train, as for `learn`;
+    a checkpoint with another one is refused.
     """
-    algorithm = algorithm or Algorithm()
 
     def tell(round: int, evaluations: Sequence[Evaluation]) -> None:
         if on_round is not None:
             on_round(round, evaluations[0])
 
-    states, identity = None, None
-    if checkpoint is not None:
-        identity = _identity(federation, rule, algorithm, run, digest)
-        if checkpoint.exists():
-            states = [RunState.load(checkpoint, identity, federation.initial_model(run).device)]
-
-    def keep(states: Sequence[RunState]) -> None:
-        if checkpoint is not None and identity is not None:
-            states[0].save(checkpoint, identity)
-
     (result,) = run_together(
-        federation, rule, rounds, [run], algorithm=algorithm, states=states, keep=keep, on_round=tell
+        federation,
+        rule,
+        rounds,
+        [run],
+        algorithm=algorithm,
+        digest=digest,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        on_round=tell,
     )
     return result
 
 
 def _identity(
-    federation: Federation, rule: WeightingRule, algorithm: Algorithm, run: str, digest: str
+    federation: Federation, rule: WeightingRule, algorithm: Algorithm, runs: Sequence[str], digest: str
 ) -> dict[str, Any]:
-    """What a run's checkpoint belongs to. The initial model stands for the seed, the model and the precision, a rule's
-    name for the rule."""
+    """What a checkpoint of runs belongs to. The initial models stand for the seed, the model and the precision, a
+    rule's name for the rule."""
     weights = getattr(rule, "weights", None)
+    starts = [federation.initial_model(run) for run in runs]
     return {
-        "run": run,
+        "runs": list(runs),
         "rule": rule.name,
         "weights": fingerprint(weights) if isinstance(weights, Tensor) else None,
         "algorithm": asdict(algorithm),
         "clients": [asdict(client) for client in federation.clients],
-        "start": fingerprint(federation.initial_model(run)),
+        "device": starts[0].device.type,
+        "starts": [fingerprint(start) for start in starts],
         "lr": federation.lr,
         "digest": digest,
         "version": VERSION,
@@ -253,46 +258,40 @@ def run_together(
     runs: Sequence[str],
     *,
     algorithm: Algorithm | None = None,
-    states: Sequence[RunState] | None = None,
-    keep: Callable[[Sequence[RunState]], None] | None = None,
+    digest: str = "",
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float | None = 0.0,
     on_round: Callable[[int, Sequence[Evaluation]], None] | None = None,
 ) -> list[RunResult]:
-    """`run_rounds` for several runs in step, which a federation that trains them together does faster.
-
-    They begin anew, or go on from `states`; `keep` is given where they stand after every round.
-    """
+    """`run_rounds` for several runs in step, which a federation that trains them together does faster."""
     algorithm = algorithm or Algorithm()
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
     algorithm.aggregate.check_enough(len(federation.clients))
-    if states is None:
-        starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
-        states = [RunState(start.model, start.moments) for start in starts]
-    if states[0].rounds > rounds:
-        raise InputError(f"the run has made {states[0].rounds} rounds already, more than the {rounds} asked for.")
-    for t in range(states[0].rounds, rounds):
-        requests = [
-            algorithm.request(run, t, state.model, needs=rule.needs) for run, state in zip(runs, states, strict=True)
-        ]
-        if isinstance(federation, TrainsTogether):
-            reports = federation.train_together(requests)
-        else:
-            reports = [federation.train(request) for request in requests]
-        for state, report in zip(states, reports, strict=True):
-            sifted = algorithm.sift(report, state.lengths)
-            row, state.rule = rule(sifted.report, state.rule)
-            before = Server(state.model, state.moments, state.memory)
-            server, put_together = aggregate(before, sifted.report, row, algorithm)
-            state.model, state.moments, state.memory = server.model, server.moments, server.memory
-            state.weights.append(row)
-            state.present.append(put_together.present)
-            state.lengths.append(sifted.lengths)
-            state.set_aside += sifted.set_aside
-            state.evaluations.append(federation.evaluate(state.model))
-        if keep is not None:
-            keep(states)
-        if on_round is not None:
-            on_round(t, [state.evaluations[-1] for state in states])
+    starts = [Server.start(federation.initial_model(run), algorithm) for run in runs]
+    states = [RunState(start.model, start.moments) for start in starts]
+    kept, saved = None, 0
+    if checkpoint is not None:
+        identity = _identity(federation, rule, algorithm, runs, digest)
+        kept = Checkpoint(checkpoint, "run", identity, checkpoint_seconds)
+        states = load_states(kept, starts[0].model.device) or states
+        saved = states[0].rounds
+    if saved > rounds:
+        raise InputError(f"the run has made {saved} rounds already, more than the {rounds} asked for.")
+    if 0 < saved < rounds:
+        log.info("going on from round %d of %d, kept in %s", saved, rounds, checkpoint)
+    try:
+        for t in range(saved, rounds):
+            states = _after_round(federation, rule, algorithm, runs, states, t)
+            if kept is not None and (kept.due or t == rounds - 1):
+                save_states(kept, states)
+                saved = t + 1
+            if on_round is not None:
+                on_round(t, [state.evaluations[-1] for state in states])
+    except KeyboardInterrupt:
+        if kept is not None and states[0].rounds > saved:
+            save_states(kept, states)
+        raise
     return [_result(state, algorithm) for state in states]
 
 
@@ -301,3 +300,42 @@ def _result(state: RunState, algorithm: Algorithm) -> RunResult:
     entering = present.cumsum(0) > 0 if algorithm.absent == "remember" else present
     warnings = of_run(present, entering, set_aside, algorithm.aggregate.needed)
     return RunResult(state.model, weights, present, tuple(state.evaluations), set_aside, warnings)
+
+
+def _after_round(
+    federation: Federation,
+    rule: WeightingRule,
+    algorithm: Algorithm,
+    runs: Sequence[str],
+    states: Sequence[RunState],
+    t: int,
+) -> list[RunState]:
+    """Round t of every run; the states before it stay as they are."""
+    requests = [
+        algorithm.request(run, t, state.model, needs=rule.needs) for run, state in zip(runs, states, strict=True)
+    ]
+    if isinstance(federation, TrainsTogether):
+        reports = federation.train_together(requests)
+    else:
+        reports = [federation.train(request) for request in requests]
+    after = []
+    for state, report in zip(states, reports, strict=True):
+        sifted = algorithm.sift(report, state.lengths)
+        row, remembered = rule(sifted.report, state.rule)
+        before = Server(state.model, state.moments, state.memory)
+        server, put_together = aggregate(before, sifted.report, row, algorithm)
+        test = federation.evaluate(server.model)
+        after.append(
+            RunState(
+                server.model,
+                server.moments,
+                server.memory,
+                remembered,
+                [*state.weights, row],
+                [*state.present, put_together.present],
+                [*state.evaluations, test],
+                [*state.lengths, sifted.lengths],
+                [*state.set_aside, *sifted.set_aside],
+            )
+        )
+    return after

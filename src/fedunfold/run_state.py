@@ -1,24 +1,21 @@
-"""Where a federated run stands, in a file that a later call goes on from."""
+"""Where federated runs stand, in memory and in a checkpoint."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialize
 from torch import Tensor
 
+from fedunfold.checkpoints import Checkpoint, Tensors
 from fedunfold.errors import InputError
 from fedunfold.federation import Evaluation
-from fedunfold.files import write_atomically
 from fedunfold.screening import SetAside
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunState:
     """After some rounds: the server's model, its optimiser's moments and its memory of clients' updates, what the
     weighting rule remembers, and what was seen in every round."""
@@ -37,55 +34,54 @@ class RunState:
     def rounds(self) -> int:
         return len(self.weights)
 
-    def save(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Write it, with what it belongs to."""
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its tensors, and the rest in plain values."""
         tensors = {"model": self.model, "weights": torch.stack(self.weights), "present": torch.stack(self.present)}
         tensors["lengths"] = torch.stack(self.lengths)
         tensors |= {f"moment-{i}": moment for i, moment in enumerate(self.moments)}
         tensors |= {f"update-{k}": update for k, update in self.memory.items()}
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
         try:
-            rule = json.dumps(self.rule)
+            rule = json.loads(json.dumps(self.rule))
         except TypeError as error:
             raise InputError(f"a rule's state is kept only where it is plain numbers and names: {error}.") from error
         tests = [(found.accuracy, found.loss) for found in self.evaluations]
-        set_aside = [asdict(entry) for entry in self.set_aside]
-        about = {"identity": identity, "rule": json.loads(rule), "tests": tests, "set_aside": set_aside}
-        content = serialize({n: t.cpu().contiguous() for n, t in tensors.items()}, {"fedunfold": json.dumps(about)})
-        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        return tensors, {"rule": rule, "tests": tests, "set_aside": [asdict(entry) for entry in self.set_aside]}
 
     @classmethod
-    def load(cls, path: Path, identity: Mapping[str, Any], device: torch.device) -> "RunState":
-        """Read what `save` wrote for the same run; that of another one is refused."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["fedunfold"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
-            tests = [
-                Evaluation(accuracy, loss, tensors[f"classes-{t}"]) for t, (accuracy, loss) in enumerate(about["tests"])
-            ]
-            model = tensors["model"].to(device)
-            moments = [tensors[f"moment-{i}"].to(device) for i in range(_count(tensors, "moment-"))]
-            memory = {
-                int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")
-            }
-            state = cls(
-                model, tuple(moments), memory, about["rule"], [*tensors["weights"]], [*tensors["present"]], tests
-            )
-            state.lengths = [*tensors["lengths"]]
-            state.set_aside = [SetAside(**entry) for entry in about["set_aside"]]
-            belongs_to = about["identity"]
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-            raise InputError(f"checkpoint {path} is damaged; delete it to begin the run again.") from error
-        if belongs_to != json.loads(json.dumps(identity)):
-            raise InputError(f"checkpoint {path} is of another run; delete it, or choose another file.")
-        return state
+    def of_parts(cls, tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> "RunState":
+        tests = [
+            Evaluation(accuracy, loss, tensors[f"classes-{t}"]) for t, (accuracy, loss) in enumerate(about["tests"])
+        ]
+        moments = [
+            tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))
+        ]
+        memory = {int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")}
+        model, weights, present = tensors["model"].to(device), [*tensors["weights"]], [*tensors["present"]]
+        lengths, set_aside = [*tensors["lengths"]], [SetAside(**entry) for entry in about["set_aside"]]
+        return cls(model, tuple(moments), memory, about["rule"], weights, present, tests, lengths, set_aside)
+
+
+def save_states(checkpoint: Checkpoint, states: Sequence[RunState]) -> None:
+    """Runs in step go into one file, so that they stay in step."""
+    parts = [state.parts() for state in states]
+    tensors = {f"{i}.{name}": tensor for i, (found, _) in enumerate(parts) for name, tensor in found.items()}
+    checkpoint.save(tensors, [about for _, about in parts])
+
+
+def load_states(checkpoint: Checkpoint, device: torch.device) -> list[RunState] | None:
+    """Read what `save_states` wrote for the same runs, where there is such a file."""
+
+    def parse(tensors: Tensors, about: Sequence[Mapping[str, Any]]) -> list[RunState]:
+        found = []
+        for i, rest in enumerate(about):
+            own = {name.removeprefix(f"{i}."): t for name, t in tensors.items() if name.startswith(f"{i}.")}
+            found.append(RunState.of_parts(own, rest, device))
+        return found
+
+    return checkpoint.load(parse)
 
 
 def fingerprint(tensor: Tensor) -> str:
     """Stands for a tensor's values."""
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def _count(names: Sequence[str] | Mapping[str, Any], prefix: str) -> int:
-    return sum(name.startswith(prefix) for name in names)

@@ -65,7 +65,10 @@ def test_interrupted_learning_keeps_what_was_learned(
     interrupt_after(3, monkeypatch)
     stopped = fedunfold("learn", two_sites(), "--iterations", 50, "--out", tmp_path / "cut")
     assert stopped.code == 130
-    assert stopped.err == "stopped after 3 of 50 outer iterations; what was learned is saved.\n"
+    assert (
+        stopped.err
+        == "stopped after 3 of 50 outer iterations; what was learned is saved, and the same command goes on.\n"
+    )
     assert len(LearnedWeights.load(tmp_path / "cut" / "weights.safetensors").losses) == 3
 
 
@@ -133,10 +136,13 @@ def test_comparison_interrupted_while_it_learns_keeps_the_weights(
     interrupt_after(2, monkeypatch)
     stopped = fedunfold("compare", two_sites(), "--methods", "duw-fedavg", "--out", "cut")
     assert stopped.code == 130
-    assert stopped.err == "stopped before the first trial ended; weights so far are kept in cut.\n"
+    assert (
+        stopped.err
+        == "stopped before the first trial ended; weights so far are kept in cut, and the same command goes on.\n"
+    )
     assert "┃" not in stopped.out
     assert {file.name for file in (tmp_path / "cut").iterdir()} == {
-        *("settings.json", "environment.toml", "federation.json"),
+        *("settings.json", "environment.toml", "federation.json", "unfinished"),
         *("duw-fedavg.safetensors", "duw-fedavg-weights.png", "duw-fedavg-outer-loss.png"),
     }
 
@@ -184,7 +190,7 @@ def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path) -> None
     """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(reproduce(whole), check=True, capture_output=True)
-    for awaited in ("checkpoint.safetensors", "trial-*.json"):
+    for awaited in ("checkpoint-learning.safetensors", "trial-*.json"):
         process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedunfold.checkpoints import write_record
 from fedunfold.environments import Environment, environment
 from fedunfold.errors import FedunfoldError, InputError
 from fedunfold.experiments import reproduction as rep
@@ -84,7 +85,7 @@ def test_the_largest_fall() -> None:
 
 
 def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
     case = rep.Case(tiny(reliability=0.8))
     run = [entry for entry in entries(case.env, iterations=6) if entry.name == "fedunfold"]
     whole, parts = rep.Records(tmp_path / "whole"), rep.Records(tmp_path / "parts")
@@ -101,7 +102,7 @@ def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest
         rep.work_off([learning], parts, "cpu", 1, stop)
     assert parts.checkpoint(case, "fedunfold").exists()
     rep.work_off([learning], parts, "cpu", 1, lambda name, cost: heard.append(name))
-    assert len(heard) == 4 + 2
+    assert len(heard) == 4 + 1 + 2, "stopped in the fourth iteration; then what was kept, and the last two"
     assert not parts.checkpoint(case, "fedunfold").exists()
     files = [records.folder / case.name / "fedunfold" / "weights.safetensors" for records in (whole, parts)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -218,9 +219,8 @@ def test_findings_by_hand(tmp_path: Path) -> None:
     run = [rep.Entry(name, name, 5, 1) for name in ("fedavg", "dr-fedavg", "duw-fedavg")]
     for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 4, 42, 53]), strict=True):
         file = records.folder / case.name / entry.name / "trial-0.json"
-        file.parent.mkdir(parents=True)
         rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
-        file.write_text(json.dumps({"accuracies": [value / 100 for value in curve]} | rest))
+        write_record(file, {"accuracies": [value / 100 for value in curve]} | rest)
     learned = [entry for entry in entries(case.env, "mnist") if entry.name == "duw-fedavg"]
     work(case, [replace(learned[0], trials=0)], records)
     weights = records.weights(case, "duw-fedavg")
@@ -241,8 +241,7 @@ def made_up(records: rep.Records, case: rep.Case, finals: dict[str, float], weig
     rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
     for name, accuracy in finals.items():
         file = records.folder / case.name / name / "trial-0.json"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"accuracies": [accuracy / 100] * len(weights)} | rest))
+        write_record(file, {"accuracies": [accuracy / 100] * len(weights)} | rest)
     theta = torch.tensor(weights, dtype=torch.float64)
     keys = tuple(client.key for client in case.env.clients)
     learned = LearnedWeights(keys, theta, torch.zeros(0, dtype=torch.float64), theta[None].clone(), {})
@@ -290,7 +289,7 @@ def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     case = rep.Case(tiny())
     rep.check_same(records, SETTING, [case])
     rep.check_same(records, rep.Setting(trials=5), [case])
-    with pytest.raises(InputError, match="another schedule, seed or device"):
+    with pytest.raises(InputError, match=r"another setting \(seed was 0 and is 1\); choose another --out"):
         rep.check_same(records, rep.Setting(seed=1), [case])
     with pytest.raises(InputError, match="other data or clients"):
         rep.check_same(records, SETTING, [rep.Case(tiny(reliability=0.5))])
@@ -305,18 +304,22 @@ def test_weights_learned_in_another_way_are_not_taken(tmp_path: Path) -> None:
         work(case, other, records)
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records, case = rep.Records(tmp_path), rep.Case(tiny())
     file = records.folder / case.name / "fedavg" / "trial-0.json"
     file.parent.mkdir(parents=True)
     for damaged in ('{"accuracies": [0.', "{}", "[]"):
         file.write_text(damaged)
-        with pytest.raises(InputError, match=r"trial-0\.json is damaged"):
-            records.trials(case, "fedavg", 1)
+        assert not rep.Task(case, entries(case.env)[0], 0).done(records)
+        assert not file.exists()
     weights = file.with_name("weights.safetensors")
     weights.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"weights\.safetensors is damaged; delete it"):
-        records.weights(case, "fedavg")
+    assert records.weights(case, "fedavg") is None
+    assert not weights.exists()
+    assert caplog.messages == [
+        *[f"record {file} is damaged; it is made again."] * 3,
+        f"record {weights} is damaged; it is made again.",
+    ]
 
 
 def test_only_what_was_asked_for() -> None:

@@ -162,7 +162,7 @@ def test_a_node_killed_in_a_round_is_absent_and_taken_back(deployment: Deploymen
     settings = f'{AGREED} method="fedavg" rounds=9 timeout=20.0 test="{test}" folder="{tmp_path}"'
     run = begin(deployment, settings)
     state, log = tmp_path / "size-run.safetensors", deployment.folder / "site-b.log"
-    until(lambda: entries(state, "weights") >= 1, 120)
+    until(lambda: entries(state, "0.weights") >= 1, 120)
     asked = log.read_text().count("Receiving: train")
     until(lambda: log.read_text().count("Receiving: train") > asked, 60)
     os.killpg(victim.pid, signal.SIGKILL)

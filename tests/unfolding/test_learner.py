@@ -236,7 +236,7 @@ def test_the_pull_is_the_gradient_of_its_penalty(row: list[float], strength: flo
 
 
 def test_a_checkpoint_of_another_learning_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.unfolding.learner.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
     federation, file = simulated(label_skewed()), tmp_path / "checkpoint.safetensors"
     whole = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
     again = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
@@ -248,7 +248,8 @@ def test_a_checkpoint_of_another_learning_is_refused(tmp_path: Path, monkeypatch
     for other in (simulated(label_skewed(seed=7)), simulated(label_skewed(), dtype=torch.float32)):
         with pytest.raises(InputError, match="of another learning"):
             learn(other, 3, learning=Learning(iterations=2), checkpoint=file)
-    file.write_bytes(file.read_bytes()[:-9])
+    for damaged in tmp_path.iterdir():
+        damaged.write_bytes(damaged.read_bytes()[:-9])
     with pytest.raises(InputError, match="is damaged"):
         learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
 

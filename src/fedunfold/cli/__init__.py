@@ -1,7 +1,9 @@
 """The command line: parse, call, print."""
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fedunfold.errors import FedunfoldError
 
@@ -17,10 +19,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from fedunfold.cli.app import app  # takes a while, and Ctrl-C can come at any time
 
-        app(args=arguments)
+        with _notes():
+            app(args=arguments)
     except FedunfoldError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
     except (Stopped, KeyboardInterrupt) as stopped:
         sys.stderr.write(f"{str(stopped) or 'stopped.'}\n")
         sys.exit(INTERRUPTED)
+
+
+class _Notes(logging.Handler):
+    """What the library has to say on the way, such as from where it goes on: one line each on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    log, notes = logging.getLogger("fedunfold"), _Notes()
+    before = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(notes)

@@ -12,6 +12,7 @@ from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
 from fedunfold.cli.environments import app as environments
 from fedunfold.cli.learn import learn
+from fedunfold.cli.repeat import repeat
 from fedunfold.cli.report import report
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.cli.run import run
@@ -47,6 +48,7 @@ app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
+app.command(epilog="Example: fedunfold repeat runs/demo")(repeat)
 app.command(epilog="Example: fedunfold theory runs/demo")(theory)
 app.command(epilog="Example: fedunfold bench --repeats 5 --page docs/benchmarks.md")(bench)
 

@@ -8,10 +8,11 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import environment_of, folder_for, method_from_file
+from fedunfold.cli.asked import computing, environment_of, folder_for, method_from_file
 from fedunfold.errors import FedunfoldError
 
 if TYPE_CHECKING:
+    from fedunfold.cli.console import ProgressTracker
     from fedunfold.environments import Environment
     from fedunfold.experiments.methods import Method
     from fedunfold.report.run_folder import RunFolder
@@ -22,19 +23,19 @@ DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without bei
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the results.")] = DEMO,
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     format: opt.Format = "text",
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
     track: opt.Track = None,
+    threads: opt.Threads = None,
 ) -> None:
     """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures."""
-    from fedunfold.report.run_folder import RunFolder
-
+    environment = environment_of("digits-label-skew", seed, None)
     _compare(
-        "demo",
-        environment_of("digits-label-skew", seed, None),
+        environment,
         ["fedavg", "dr-fedavg", "duw-fedavg"],
-        RunFolder(out, overwrite=overwrite or out == DEMO),
+        folder_for("demo", environment, out, overwrite or out == DEMO, resume),
         trials=5,
         format=format,
         device=device,
@@ -58,22 +59,23 @@ def compare(
     aggregate: opt.Aggregate = None,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
     track: opt.Track = None,
+    threads: opt.Threads = None,
     *,
     learning: opt.LearningOptions,
 ) -> None:
     """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
     environment = environment_of(env, seed, rounds)
     _compare(
-        "compare",
         environment,
         [name.strip() for name in methods.split(",") if name.strip()],
-        folder_for("compare", environment, out, overwrite),
+        folder_for("compare", environment, out, overwrite, resume),
         trials=trials,
         format=format,
         device=device,
@@ -85,7 +87,6 @@ def compare(
 
 
 def _compare(
-    command: str,
     environment: "Environment",
     names: Sequence[str],
     folder: "RunFolder",
@@ -106,49 +107,57 @@ def _compare(
     from fedunfold.report.run_folder import of_comparison
 
     ending: Stopped | FedunfoldError | None = None
-    with folder, console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, environment, folder, track)
-        try:
-            chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
-            comparison = comparing.compare(
-                environment,
-                chosen,
-                trials=trials,
-                device=device,
-                dtype=getattr(torch, dtype),
-                tracker=tracker,
-            )
-        except KeyboardInterrupt:
-            comparison = progress.so_far(environment.name)
-            if comparison.methods:
-                ending = Stopped(f"stopped; what was finished is shown and kept in {folder.path}.")
-            elif progress.learned:
-                ending = Stopped(f"stopped before the first trial ended; weights so far are kept in {folder.path}.")
-            else:
-                raise Stopped("stopped before the first trial ended; nothing was saved.") from None
-        except FedunfoldError as error:
-            # A method that failed in a later trial is left out: its mean would be over the lucky ones.
-            comparison, ending = progress.so_far(environment.name, at_least=trials), error
-            if not comparison.methods:
-                raise
-    # Shown before it is written: a disk that is full by now must not take the table along.
-    if comparison.methods and format == "json":
-        console.print_json(comparison.as_json())
-    elif comparison.methods:
-        console.out.print(console.comparison_table(comparison))
-        for result in comparison.methods if show_weights else ():
-            if result.learned is not None:
-                console.out.print(console.weights_table(result.learned))
-        for result in comparison.methods:
-            console.note(result.warnings, result.name)
-    unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
-    files = of_comparison(environment, comparison, unfinished)
-    folder.write(command, environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-    tracked.tell_kept(tracker, folder)
-    if format == "text":
-        console.say(f"records and figures are in {folder.path}")
-    if ending is not None:
-        raise ending
+    with folder:
+        with computing(folder.threads), console.ProgressTracker() as progress:
+            tracker = tracked.trackers(progress, environment, folder, track)
+            try:
+                chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
+                comparison = comparing.compare(
+                    environment,
+                    chosen,
+                    trials=trials,
+                    device=device,
+                    dtype=getattr(torch, dtype),
+                    checkpoints=folder.checkpoints,
+                    tracker=tracker,
+                )
+            except KeyboardInterrupt:
+                comparison, ending = progress.so_far(environment.name), _stopped(progress, folder.path)
+                if not progress.runs and not progress.learned:
+                    raise ending from None
+            except FedunfoldError as error:
+                # A method that failed in a later trial is left out: its mean would be over the lucky ones.
+                comparison, ending = progress.so_far(environment.name, at_least=trials), error
+                if not comparison.methods:
+                    raise
+        # Shown before it is written: a disk that is full by now must not take the table along.
+        if comparison.methods and format == "json":
+            console.print_json(comparison.as_json())
+        elif comparison.methods:
+            console.out.print(console.comparison_table(comparison))
+            for result in comparison.methods if show_weights else ():
+                if result.learned is not None:
+                    console.out.print(console.weights_table(result.learned))
+            for result in comparison.methods:
+                console.note(result.warnings, result.name)
+        unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
+        files = of_comparison(environment, comparison, unfinished)
+        folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+        tracked.tell_kept(tracker, folder)
+        if format == "text":
+            console.say(f"records and figures are in {folder.path}")
+        if ending is not None:
+            raise ending
+
+
+def _stopped(progress: "ProgressTracker", folder: Path) -> Stopped:
+    """What Ctrl-C leaves."""
+    if progress.runs:
+        return Stopped(f"stopped; what was finished is shown and kept in {folder}, and the same command goes on.")
+    if progress.learned:
+        where = f"weights so far are kept in {folder}, and the same command goes on"
+        return Stopped(f"stopped before the first trial ended; {where}.")
+    return Stopped("stopped before the first trial ended; nothing was saved.")
 
 
 def _chosen(

@@ -63,6 +63,7 @@ class ProgressTracker(Tracker, AbstractContextManager["ProgressTracker"]):
         self._bars = progress()
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
+        self.rounds_made = 0  # of the last trial, those before an interruption included
         self.learned: dict[str, LearnedWeights] = {}
         self.runs: dict[str, list[RunResult]] = {}
 
@@ -83,10 +84,14 @@ class ProgressTracker(Tracker, AbstractContextManager["ProgressTracker"]):
 
     def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
         task = self._task(f"{method}: rounds", self._rounds)
+        self.rounds_made = round + 1
         self._bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %")
 
     def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
+        # Rounds that were made before an interruption are not told of again.
+        task = self._task(f"{method}: rounds", self._rounds)
+        self._bars.update(task, completed=(trial + 1) * self._rounds // trials)
 
     def so_far(self, environment: str, at_least: int = 1) -> Comparison:
         """The methods with at least so many finished trials."""

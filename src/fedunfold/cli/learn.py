@@ -1,12 +1,18 @@
 """`fedunfold learn`: aggregation weights for an environment."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import environment_of, folder_for
+from fedunfold.cli.asked import computing, environment_of, folder_for
+
+if TYPE_CHECKING:
+    from fedunfold.environments import Environment
+    from fedunfold.weighting.learned import LearnedWeights
 
 
 @opt.with_learning
@@ -14,6 +20,7 @@ def learn(
     env: opt.Env,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
@@ -29,6 +36,7 @@ def learn(
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
     track: opt.Track = None,
+    threads: opt.Threads = None,
     *,
     learning: opt.LearningOptions,
 ) -> None:
@@ -46,28 +54,41 @@ def learn(
     chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent, screen=screen)
     how = learning.changing(chosen.learning, environment)
     algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
-    folder = folder_for("learn", environment, out, overwrite)
     interrupted = False
-    with folder, console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, environment, folder, track)
-        try:
-            learned = learn_weights(
-                environment,
-                algorithm=algorithm,
-                learning=how,
-                fraction=fraction,
-                device=device,
-                dtype=getattr(torch, dtype),
-                tracker=tracker,
-            )
-        except KeyboardInterrupt:
-            if not progress.learned:
-                raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
-            (learned,), interrupted = progress.learned.values(), True
-    algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
-    folder.write(*("learn", environment, of_learning(learned)), algorithm=algorithm, learning=how, fraction=fraction)
-    tracked.tell_kept(tracker, folder)
-    file, done = folder.path / "weights.safetensors", len(learned.losses)
+    with folder_for("learn", environment, out, overwrite, resume) as folder:
+        with computing(folder.threads), console.ProgressTracker() as progress:
+            tracker = tracked.trackers(progress, environment, folder, track)
+            try:
+                learned = learn_weights(
+                    environment,
+                    algorithm=algorithm,
+                    learning=how,
+                    fraction=fraction,
+                    device=device,
+                    dtype=getattr(torch, dtype),
+                    checkpoint=folder.checkpoints / "learning.safetensors",
+                    tracker=tracker,
+                )
+            except KeyboardInterrupt:
+                if not progress.learned:
+                    raise Stopped("stopped before the first outer iteration; nothing was saved.") from None
+                (learned,), interrupted = progress.learned.values(), True
+        algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
+        files = of_learning(learned)
+        folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
+        tracked.tell_kept(tracker, folder)
+        _show(learned, environment, algorithm.step_sizes, folder.path, format)
+        if interrupted:
+            done = f"{len(learned.losses)} of {how.iterations} outer iterations"
+            raise Stopped(f"stopped after {done}; what was learned is saved, and the same command goes on.")
+
+
+def _show(
+    learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, format: opt.Format
+) -> None:
+    from fedunfold.cli import console
+
+    file, done = folder / "weights.safetensors", len(learned.losses)
     if format == "json":
         console.print_json(
             {
@@ -76,15 +97,13 @@ def learn(
                 "iterations": done,
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),
-                "step_sizes": algorithm.step_sizes,
+                "step_sizes": list(step_sizes),
                 "warnings": learned.warnings,
-                "folder": str(folder.path),
+                "folder": str(folder),
                 "file": str(file),
             }
         )
     else:
-        console.out.print(console.weights_table(learned, algorithm.step_sizes))
+        console.out.print(console.weights_table(learned, step_sizes))
         console.note(learned.warnings)
         console.say(f"outer loss {learned.losses[0]:.5g} → {learned.losses[-1]:.5g} in {done} iterations; in {file}")
-    if interrupted:
-        raise Stopped(f"stopped after {done} of {how.iterations} outer iterations; what was learned is saved.")

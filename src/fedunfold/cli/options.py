@@ -36,6 +36,13 @@ Env = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds already.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an unfinished run, or say that there is none; never begin anew.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads for large steps, small ones take one; as many as torch has."),
+]
 Format = Annotated[
     Literal["text", "json"], typer.Option("--format", help="text for people, json for one JSON document on stdout.")
 ]

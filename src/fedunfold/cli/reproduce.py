@@ -1,5 +1,6 @@
 """`fedunfold reproduce`: the paper's experiments, and ours beyond it."""
 
+import logging
 import shlex
 import time
 from pathlib import Path
@@ -9,6 +10,10 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
+from fedunfold.cli.asked import asked_for
+from fedunfold.errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 def reproduce(
@@ -41,6 +46,7 @@ def reproduce(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
     device: opt.Device = "cpu",
     format: opt.Format = "text",
+    resume: opt.Resume = False,
 ) -> None:
     """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
     import torch
@@ -48,37 +54,51 @@ def reproduce(
     from fedunfold.cli import console
     from fedunfold.experiments import reproduction as rep
     from fedunfold.experiments.learning import device_of
+    from fedunfold.files import FolderLock, remove_left_overs
     from fedunfold.report.paper import Results
-    from fedunfold.report.run_folder import make_writable
+    from fedunfold.report.run_folder import make_writable, write_settings
 
     setting = rep.Setting(schedule, trials, seed, device)
     folder = out or Path("runs") / f"reproduce-{study}"
     wanted = rep.STUDIES if study == "all" else (study,)
     results = Results.of(wanted, setting, assignment, only or ())
-    make_writable(folder)
+    made = make_writable(folder)
     records = rep.Records(folder / "records")
-    rep.check_same(records, setting, [case for case, _ in results.cases()])
-    todo = [task for case, entries in results.cases() for task in rep.tasks(case, entries) if not task.done(records)]
-    if todo:
-        device_of(device)
-    began = time.monotonic()
-    with console.progress() as bars:
-        bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
-        try:
-            rep.work_off(
-                todo,
-                records,
-                device,
-                jobs or (torch.get_num_threads() if device == "cpu" else 1),
-                lambda name, cost: bars.update(bar, advance=cost, note=name),
-            )
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
-    said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
-    said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
-    options = [str(part) for option, value in said if value is not None for part in (option, value)]
-    command = shlex.join(["fedunfold", "reproduce", study, *options])
-    file = results.write(folder, command, records, computed=bool(todo))
+    if resume and not records.begun:
+        if made:
+            folder.rmdir()
+        raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
+    with FolderLock(folder):
+        remove_left_overs(folder)
+        rep.check_same(records, setting, [case for case, _ in results.cases()])
+        tasks = [task for case, entries in results.cases() for task in rep.tasks(case, entries)]
+        todo = [task for task in tasks if not task.done(records)]
+        for task in tasks:
+            if task not in todo:
+                task.clean_up(records)
+        if 0 < len(todo) < len(tasks):
+            log.info("going on: %d of %d records are in %s", len(tasks) - len(todo), len(tasks), records.folder)
+        if todo:
+            device_of(device)
+        began = time.monotonic()
+        with console.progress() as bars:
+            bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
+            try:
+                rep.work_off(
+                    todo,
+                    records,
+                    device,
+                    jobs or (torch.get_num_threads() if device == "cpu" else 1),
+                    lambda name, cost: bars.update(bar, advance=cost, note=name),
+                )
+            except KeyboardInterrupt:
+                raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
+        said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
+        said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
+        options = [str(part) for option, value in said if value is not None for part in (option, value)]
+        command = shlex.join(["fedunfold", "reproduce", study, *options])
+        file = results.write(folder, command, records, computed=bool(todo))
+        write_settings(folder, asked_for("reproduce"), threads=1, files=results.files(records))
     seconds = time.monotonic() - began
     if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import environment_of, method_from_file
+from fedunfold.cli.asked import computing, environment_of, folder_for, method_from_file
 from fedunfold.errors import InputError
 
 
@@ -30,12 +31,14 @@ def run(
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     format: opt.Format = "text",
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     device: opt.Device = "cpu",
     dtype: opt.Precision = "float32",
     track: opt.Track = None,
+    threads: opt.Threads = None,
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
     from contextlib import nullcontext
@@ -45,7 +48,7 @@ def run(
 
     from fedunfold.cli import console, tracked
     from fedunfold.experiments import comparing, methods
-    from fedunfold.report.run_folder import RunFolder, of_run
+    from fedunfold.report.run_folder import of_run
 
     if mapped and weights is None:
         raise InputError("--map is about learned weights; name their file with --weights.")
@@ -56,21 +59,31 @@ def run(
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
     parts = {"update": update, "rule": rule, "server": server, "absent": absent, "screen": screen}
     chosen = methods.changed(chosen, **parts, aggregate=aggregate)
-    folder = None if out is None else RunFolder(out, overwrite=overwrite)
-    with folder or nullcontext(), console.ProgressTracker() as progress:
-        tracker = tracked.trackers(progress, environment, folder, track)
-        result = comparing.run(
-            environment,
-            chosen,
-            trial=trial,
-            device=device,
-            dtype=getattr(torch, dtype),
-            tracker=tracker,
-        )
-    if folder is not None:
-        files = of_run(environment, chosen.name, result)
-        folder.write("run", environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-        tracked.tell_kept(tracker, folder)
+    if resume and out is None:
+        raise InputError("a run is kept only with --out; --resume needs it too.")
+    folder = None if out is None else folder_for("run", environment, out, overwrite, resume)
+    with folder or nullcontext():
+        with computing(folder.threads if folder else threads), console.ProgressTracker() as progress:
+            tracker = tracked.trackers(progress, environment, folder, track)
+            try:
+                result = comparing.run(
+                    environment,
+                    chosen,
+                    trial=trial,
+                    device=device,
+                    dtype=getattr(torch, dtype),
+                    checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
+                    tracker=tracker,
+                )
+            except KeyboardInterrupt:
+                if folder is None or not progress.rounds_made:
+                    raise
+                so_far = f"{progress.rounds_made} of {environment.rounds} rounds"
+                raise Stopped(f"stopped after {so_far}; the same command goes on from them.") from None
+        if folder is not None:
+            files = of_run(environment, chosen.name, result)
+            folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+            tracked.tell_kept(tracker, folder)
     if format == "json":
         console.print_json(
             {

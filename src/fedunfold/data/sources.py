@@ -1,7 +1,6 @@
 """Raw datasets: digits (comes with scikit-learn), MNIST, and a user's own .npz file."""
 
 import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -11,7 +10,8 @@ import numpy as np
 
 from fedunfold.data.arrays import Features, Labels, features, labels
 from fedunfold.data.npz import first_line, read_npz
-from fedunfold.errors import InputError
+from fedunfold.errors import InputError, WriteError
+from fedunfold.files import write_atomically
 from fedunfold.randomness import generator
 
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
@@ -133,10 +133,6 @@ def _download_mnist(target: Path) -> None:
     images, classes = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.uint8)
     arrays = (images[:60000], classes[:60000], images[60000:], classes[60000:])
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            whole = Path(scratch) / target.name
-            np.savez_compressed(whole, **dict(zip(FIELDS, arrays, strict=True)))
-            whole.replace(target)
-    except OSError as error:
+        write_atomically(target, lambda file: np.savez_compressed(file, **dict(zip(FIELDS, arrays, strict=True))))
+    except WriteError as error:
         raise InputError(f"{target} cannot be written; set FEDUNFOLD_CACHE to a folder that can.") from error

@@ -138,11 +138,12 @@ def run(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
     tracker: Tracker | None = None,
 ) -> RunResult:
     """Train an environment's federation once. A method that learns its weights has to come with them.
 
-    A `tracker` hears of every round.
+    A `tracker` hears of every round. A `checkpoint` file lets an interrupted run go on.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -163,6 +164,9 @@ def run(
             env.rounds,
             algorithm=chosen.algorithm,
             run=f"trial-{trial}",
+            digest=digest_of(env, model),
+            checkpoint=checkpoint,
+            checkpoint_seconds=None,
             on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen),
         )
         heard.trial(chosen.name, trial, 1, result)
@@ -214,6 +218,7 @@ def compare(
     model: ModelFactory | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    checkpoints: Path | None = None,
     tracker: Tracker | None = None,
 ) -> Comparison:
     """Run every method `trials` times, each with its own initial model, minibatches and absences.
@@ -221,7 +226,8 @@ def compare(
     A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
     weights (used with what they were learned for), or a `Method`.
     Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method. A `tracker` hears of every outer iteration, round and trial.
+    draws the same for every method. A `tracker` hears of every outer iteration, round and trial. A folder for
+    `checkpoints` lets an interrupted comparison go on.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -251,9 +257,10 @@ def compare(
         "algorithms": {entry.name: asdict(entry.algorithm) for entry in chosen},
         "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
     }
+    digest = digest_of(env, model)
     results = []
     with telling(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
-        for entry in chosen:
+        for position, entry in enumerate(chosen):
             rule, algorithm = entry.rule, entry.algorithm
             if rule is None:
                 rule = learn_weights(
@@ -263,11 +270,13 @@ def compare(
                     model=model,
                     device=device,
                     dtype=dtype,
+                    checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
                     tracker=Learner(heard, entry.name),
                 )
                 algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, env, model)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, heard)
+            kept = checkpoints and checkpoints / str(position)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
         comparison = Comparison(env.name, trials, tuple(results))
         heard.table([result.as_row() for result in comparison.methods])
@@ -281,8 +290,13 @@ def _trials(
     algorithm: Algorithm,
     trials: int,
     heard: Tracker,
+    digest: str,
+    kept: Path | None,
 ) -> tuple[RunResult, ...]:
-    """All trials of a method; on a GPU together, which takes little longer than one, otherwise one after the other."""
+    """All trials of a method; on a GPU together, which takes little longer than one, otherwise one after the other.
+
+    `kept` is how the names of their checkpoints begin.
+    """
     rounds = federation.environment.rounds
     runs: list[RunResult] = []
     at_once = trials if federation.device.type == "cuda" else 1
@@ -292,8 +306,18 @@ def _trials(
             for trial, seen in enumerate(tests, first):
                 heard.round(name, trial, t, seen)
 
-        together = [f"trial-{trial}" for trial in range(first, first + at_once)]
-        for outcome in run_together(federation, rule, rounds, together, algorithm=algorithm, on_round=tell):
+        outcomes = run_together(
+            federation,
+            rule,
+            rounds,
+            [f"trial-{trial}" for trial in range(first, first + at_once)],
+            algorithm=algorithm,
+            digest=digest,
+            checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
+            checkpoint_seconds=None,
+            on_round=tell,
+        )
+        for outcome in outcomes:
             heard.trial(name, len(runs), trials, outcome)
             runs.append(outcome)
     return tuple(runs)

@@ -12,11 +12,12 @@ from typing import Any
 from safetensors.torch import save as serialize
 
 from fedunfold.environments import Environment
-from fedunfold.errors import InputError
+from fedunfold.errors import DivergenceError, InputError, WriteError
 from fedunfold.experiments.comparing import Comparison, client_accuracies, trained_module
-from fedunfold.files import write_atomically
+from fedunfold.files import FolderLock, InUseError, remove_left_overs, write_atomically
 from fedunfold.report import figures
 from fedunfold.report.federation_record import FEDERATION, FederationRecord
+from fedunfold.report.unfinished import Asked, Unfinished
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
 from fedunfold.tracking.records import iteration_records, round_record
@@ -35,17 +36,41 @@ Files = Mapping[str, Callable[[Path], object]]
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """A folder for one run, ready to be written to before the work begins.
+    """A folder for one run, ready to be written to before the work begins, and locked until it ends.
 
-    Used around the work, it takes an empty folder of its own away again where the work fails. settings.json is
-    the last file written and names the others, so that a later run can replace this one and nothing else.
+    Used around the work and its writing, it takes an empty folder of its own away again where the work fails.
+    settings.json is the last file written and names the others, so that a later run can replace this one and nothing
+    else. A run that did not end is gone on from where the same is `asked` for again; `resume` insists on that.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, asked: Asked, *, overwrite: bool = False, resume: bool = False) -> None:
+        self.path, self.asked = path, asked
         self._made = make_writable(path)
-        if recorded(path) is not None and not overwrite:
-            raise InputError(f"{path} already holds a run; choose another --out, or replace it with --overwrite.")
+        self._lock: FolderLock | None = None
+        self._unfinished = Unfinished(path)
+        try:
+            self._lock = FolderLock(path)
+            remove_left_overs(path)
+            self.threads = self._opened(overwrite, resume)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _opened(self, overwrite: bool, resume: bool) -> int:
+        """How many threads the run computes with that is gone on with or begun."""
+        found = self._unfinished.threads(self.asked, discard_others=overwrite and not resume)
+        if found is not None:
+            return found
+        if resume:
+            raise InputError(f"{self.path} holds nothing to go on from; leave out --resume to begin.")
+        if recorded(self.path) is not None and not overwrite:
+            raise InputError(f"{self.path} already holds a run; choose another --out, or replace it with --overwrite.")
+        return self._unfinished.begin(self.asked)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the work keeps what it needs to go on."""
+        return self._unfinished.folder
 
     @staticmethod
     def named(name: str) -> Path:
@@ -53,69 +78,90 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         return Path("runs", file_name(name))
 
     @classmethod
-    def unused(cls, name: str) -> "RunFolder":
-        """A new folder of that name in runs/, numbered where the name is taken."""
+    def unused(cls, name: str, asked: Asked, *, resume: bool = False) -> "RunFolder":
+        """The folder of that name in runs/, numbered where it is taken, whose unfinished run is the same; or a new one.
+
+        One that another process is writing to is passed by.
+        """
         path, number = cls.named(name), 1
-        make_writable(path.parent)
-        while not _take(path):
+        while path.exists():
+            if Unfinished(path).is_of(asked):
+                with suppress(InUseError):
+                    return cls(path, asked, resume=resume)
             number += 1
             path = cls.named(f"{name}-{number}")
-        folder = cls(path)
-        folder._made = True
-        return folder
+        if resume:
+            raise InputError(f"no folder {cls.named(name)} holds this run unfinished; leave out --resume to begin it.")
+        return cls(path, asked)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._made:
+        # What diverged would do so again. Whatever else ended the work, a checkpoint is worth keeping.
+        if kind is None or issubclass(kind, DivergenceError) or not self._unfinished.has_checkpoints:
+            self._unfinished.discard()
+        self._leave(failed=kind is not None)
+
+    def _leave(self, *, failed: bool = True) -> None:
+        if failed and self._made:
             with suppress(OSError):  # what is not empty stays
                 self.path.rmdir()
+        if self._lock is not None:
+            self._lock.release()
 
-    def write(self, command: str, environment: Environment, files: Files, **settings: Any) -> None:
+    def write(self, environment: Environment, files: Files, **settings: Any) -> None:
         """The files, what the federation is, environment.toml where there can be one, and settings.json, in place of
         the run before."""
         files = {**files, FEDERATION: _text(FederationRecord.of(environment).model_dump_json(indent=2) + "\n")}
         if environment.data.source != "memory":
             files = {**files, "environment.toml": _text(environment.to_toml(self.path))}
         content = {
-            "command": command,
             "environment": environment.name,
             "seed": environment.seed,
             "version": VERSION,
             "kernel": kernel_name(environment),
             **settings,
-            "files": list(files),
         }
-        self._clear()
         for name, write in files.items():
             write(self.path / name)
-        _text(json.dumps(content, indent=2, default=asdict) + "\n")(self.path / SETTINGS)
+        self._clear(but=files)
+        write_settings(self.path, self.asked, self.threads, files, content)
 
-    def _clear(self) -> None:
+    def _clear(self, but: Files) -> None:
+        """Remove what the run before left and this one did not replace."""
         for file in recorded_files(self.path):
-            file.unlink()
+            if file.name not in but and file.name != SETTINGS:
+                file.unlink()
+
+
+def write_settings(
+    folder: Path, asked: Asked, threads: int, files: Iterable[str], more: Mapping[str, Any] | None = None
+) -> None:
+    """settings.json: what a run was and is repeated by, where it was made, and what it left."""
+    content = {
+        "command": asked.command,
+        **(more or {}),
+        **asked.recorded_in(folder),
+        "threads": threads,
+        "files": list(files),
+    }
+    _text(json.dumps(content, indent=2, default=asdict) + "\n")(folder / SETTINGS)
 
 
 def make_writable(folder: Path) -> bool:
     """Find out now rather than after the work whether a folder can be written to; True where it was made for that."""
+    new = not folder.exists()
     try:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".fedunfold-probe"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process may be asking the same
     except OSError as error:
-        raise InputError(
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise WriteError(
             f"cannot write to the output folder {folder}: {error.strerror}; choose another with --out."
         ) from error
     return new
-
-
-def _take(folder: Path) -> bool:
-    """Make a folder that was not there: two calls at the same time get one each."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def recorded(folder: Path) -> dict[str, Any] | None:

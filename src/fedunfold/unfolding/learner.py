@@ -1,7 +1,7 @@
 """The outer loop: run the federation, differentiate, take a step on θ, again."""
 
+import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fedunfold.checkpoints import Checkpoint
 from fedunfold.diagnosis import of_learning
 from fedunfold.errors import InputError
 from fedunfold.federation import Federation
@@ -25,6 +26,7 @@ from fedunfold.unfolding.tape import TapeKind
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
+log = logging.getLogger(__name__)
 BETAS = {"adam": (0.9, 0.999), "rmsprop": (0.0, 0.9)}
 
 
@@ -101,9 +103,6 @@ def published(iterations: int, lr: float) -> Mapping[str, Any]:
     return {"iterations": iterations, "lr": lr, "optimizer": "adam", "decay": "none"}
 
 
-CHECKPOINT_SECONDS = 5.0
-
-
 def check_learnable(algorithm: Algorithm) -> None:
     """Refuse what is no algorithm, and what the adjoint does not reach through."""
     check_algorithm(algorithm)
@@ -133,8 +132,8 @@ def learn(
     """Learn Θ[T, K] for a federation; `on_iteration` gets what is learned so far after every step.
 
     With a `checkpoint`, where the learning stands is written to that file after a step, at most every
-    `checkpoint_seconds` (5 by default; 0: after every step), and a file already there is gone on from: the result is
-    the same as without the interruption.
+    `checkpoint_seconds` (5 by default; 0: after every step), after the last one and at Ctrl-C. A file already there is
+    gone on from, of which `on_iteration` hears first: the result is the same as without the interruption.
     """
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     if not isinstance(learning, Learning):
@@ -160,8 +159,10 @@ def learn(
         "device": start.device.type,
         "start": fingerprint(start),
     }
-    if checkpoint is not None and checkpoint.exists():
-        progress = Progress.load(checkpoint, identity, betas)
+    kept = None if checkpoint is None else Checkpoint(checkpoint, "learning", identity, checkpoint_seconds)
+    saved = 0
+    if kept is not None and (found := Progress.load(kept, betas)) is not None:
+        progress, saved = found, len(found.losses)
 
     def so_far() -> LearnedWeights:
         used = asdict(_with_steps(algorithm, learning, progress.roots))
@@ -182,21 +183,32 @@ def learn(
             ),
         )
 
-    between = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
-    written = time.monotonic()
-    for m in range(len(progress.losses), learning.iterations):
-        loss, gradient, set_aside = _step(
-            federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m
-        )
-        first = progress.losses[0] if progress.losses else loss
-        gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
-        progress = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
-        progress = progress.with_set_aside([keys.index(entry.client) for entry in set_aside])
-        if checkpoint is not None and time.monotonic() - written >= between:
-            progress.save(checkpoint, identity)
-            written = time.monotonic()
-        if on_iteration is not None:
-            on_iteration(so_far())
+    def keep(*, at_once: bool = False) -> None:
+        nonlocal saved
+        if kept is not None and len(progress.losses) > saved and (at_once or kept.due):
+            progress.save(kept)
+            saved = len(progress.losses)
+
+    if 0 < saved < learning.iterations:
+        log.info("going on from outer iteration %d of %d, kept in %s", saved, learning.iterations, checkpoint)
+    if saved and on_iteration is not None:
+        on_iteration(so_far())
+    try:
+        for m in range(saved, learning.iterations):
+            loss, gradient, set_aside = _step(
+                federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m
+            )
+            first = progress.losses[0] if progress.losses else loss
+            gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
+            progress = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
+            progress = progress.with_set_aside([keys.index(entry.client) for entry in set_aside])
+            keep()
+            if on_iteration is not None:
+                on_iteration(so_far())
+    except KeyboardInterrupt:
+        keep(at_once=True)
+        raise
+    keep(at_once=True)
     return so_far()
 
 

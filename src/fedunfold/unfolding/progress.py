@@ -1,18 +1,12 @@
-"""Where a learning stands, in memory and in a file that a later call goes on from."""
+"""Where a learning stands, in memory and in a checkpoint."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialize
 from torch import Tensor
 
-from fedunfold.errors import InputError
-from fedunfold.files import write_atomically
+from fedunfold.checkpoints import Checkpoint, Tensors
 from fedunfold.unfolding.adam import Adam
 from fedunfold.unfolding.adjoint import weights_of
 
@@ -54,31 +48,25 @@ class Progress:
             + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.set_aside)),
         )
 
-    def save(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Write it, with what it belongs to."""
-        tensors = {
-            "roots": self.roots,
-            "m": self.optimizer.m,
-            "v": self.optimizer.v,
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "history": torch.stack(self.history),
-            "set_aside": self.set_aside,
-        }
-        content = serialize(tensors, {"fedunfold": json.dumps(identity, sort_keys=True)})
-        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    def save(self, checkpoint: Checkpoint) -> None:
+        checkpoint.save(
+            {
+                "roots": self.roots,
+                "m": self.optimizer.m,
+                "v": self.optimizer.v,
+                "losses": torch.tensor(self.losses, dtype=torch.float64),
+                "history": torch.stack(self.history),
+                "set_aside": self.set_aside,
+            }
+        )
 
     @classmethod
-    def load(cls, path: Path, identity: Mapping[str, Any], betas: tuple[float, float]) -> "Progress":
-        """Read what `save` wrote for the same learning; that of another one is refused."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                belongs_to = json.loads((file.metadata() or {})["fedunfold"])
-                names = ("roots", "m", "v", "losses", "history", "set_aside")
-                tensors = {name: file.get_tensor(name) for name in names}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise InputError(f"checkpoint {path} is damaged; delete it to begin the learning again.") from error
-        if belongs_to != json.loads(json.dumps(identity)):
-            raise InputError(f"checkpoint {path} is of another learning; delete it, or choose another file.")
-        losses = tuple(tensors["losses"].tolist())
-        optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
-        return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["set_aside"])
+    def load(cls, checkpoint: Checkpoint, betas: tuple[float, float]) -> "Progress | None":
+        """Read what `save` wrote for the same learning, where there is such a file."""
+
+        def parse(tensors: Tensors, _: object) -> Progress:
+            losses = tuple(tensors["losses"].tolist())
+            optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
+            return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["set_aside"])
+
+        return checkpoint.load(parse)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from fedunfold.checkpoints import UNSEALED, DamagedError, holds, sealed
 from fedunfold.display import ShownTable
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
@@ -24,8 +25,9 @@ FORMAT = 1
 
 
 class Header(Settings):
-    """What the file says beside its tensors."""
+    """What the file says beside its tensors; the checksum is as in `checkpoints`."""
 
+    checksum: str = ""
     format: Count
     keys: tuple[str, ...] = Field(min_length=1)
     rounds: Count
@@ -130,6 +132,7 @@ class LearnedWeights:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file; the same weights give the same bytes."""
         header = {
+            "checksum": UNSEALED,
             "format": FORMAT,
             "keys": self.keys,
             "rounds": len(self.weights),
@@ -144,7 +147,7 @@ class LearnedWeights:
             "history": self.history.contiguous(),
         }
         # One metadata entry: several would come out in an order that changes from process to process.
-        content = serialize(tensors, {"fedunfold": json.dumps(header, sort_keys=True)})
+        content = sealed(serialize(tensors, {"fedunfold": json.dumps(header, sort_keys=True)}))
         write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
 
     @classmethod
@@ -158,6 +161,8 @@ class LearnedWeights:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             header = Header(**json.loads(metadata["fedunfold"]))
+            if header.checksum and not holds(path.read_bytes()):
+                raise ValueError("its checksum does not hold")
             learned = cls(
                 keys=header.keys,
                 weights=_numbers(tensors["weights"]),
@@ -169,7 +174,7 @@ class LearnedWeights:
                 warnings=header.warnings,
             )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise InputError(
+            raise DamagedError(
                 f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
                 "learn the weights again."
             ) from error

@@ -1,16 +1,18 @@
 """What a study has found so far: a file for every set of weights and every trial.
 
-A record is written whole, under a name that says what it is, and never computed again while it is there. So a
-run that was killed goes on where it was, and the results depend on the records alone.
+A record is written whole, under a name that says what it is, and never computed again while it is there and its
+checksum holds. So a run that was killed goes on where it was, and the results depend on the records alone.
 """
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedunfold.checkpoints import DamagedError, first_difference, read_record, remove_checkpoint, write_record
 from fedunfold.errors import InputError
 from fedunfold.experiments.reproduction.studies import Case, Setting
 from fedunfold.files import write_atomically
@@ -18,6 +20,8 @@ from fedunfold.rounds import RunResult
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 
+SETTING = "setting.json"
+log = logging.getLogger(__name__)
 TRIAL = {"accuracies", "class_accuracy", "rounds", "client_steps", "participations", "seconds"}
 
 
@@ -27,19 +31,29 @@ class Records:
 
     folder: Path
 
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier call was here."""
+        return (self.folder / SETTING).exists()
+
     def weights(self, case: Case, name: str) -> LearnedWeights | None:
-        file = self._file(case, name, "weights.safetensors")
+        """None where there are none, or damaged ones, which are taken away."""
+        file = self.weights_file(case, name)
         if not file.exists():
             return None
         try:
             return LearnedWeights.load(file)
-        except InputError as error:
-            raise InputError(f"record {file} is damaged; delete it and run again ({error})") from error
+        except DamagedError:
+            _again(file)
+            return None
+
+    def weights_file(self, case: Case, name: str) -> Path:
+        return self._file(case, name, "weights.safetensors")
 
     def has_weights(self, case: Case, name: str, learning: Learning | None = None) -> bool:
         """Whether they are there; where `learning` is given, learned that way."""
         if learning is None:
-            return self._file(case, name, "weights.safetensors").exists()
+            return self.weights_file(case, name).exists()
         found = self.weights(case, name)
         if found is not None and Learning(**found.settings["learning"]) != learning:
             raise InputError(
@@ -48,17 +62,27 @@ class Records:
             )
         return found is not None
 
-    def checkpoint(self, case: Case, name: str) -> Path:
-        """Where a learning keeps what it needs to go on."""
-        return self._file(case, name, "checkpoint.safetensors")
+    def checkpoint(self, case: Case, name: str, trial: int | None = None) -> Path:
+        """Where a learning or a trial keeps what it needs to go on."""
+        what = "learning" if trial is None else f"trial-{trial}"
+        return self._file(case, name, f"checkpoint-{what}.safetensors")
 
     def keep_weights(self, case: Case, name: str, learned: LearnedWeights, seconds: float) -> None:
-        write_json(self._file(case, name, "learning.json"), {"seconds": round(seconds, 2)})
-        learned.save(self._file(case, name, "weights.safetensors"))
-        self.checkpoint(case, name).unlink(missing_ok=True)
+        write_record(self._file(case, name, "learning.json"), {"seconds": round(seconds, 2)})
+        learned.save(self.weights_file(case, name))
+        remove_checkpoint(self.checkpoint(case, name))
 
     def has_trial(self, case: Case, name: str, trial: int) -> bool:
-        return self._file(case, name, f"trial-{trial}.json").exists()
+        """Whether it is there and whole; a damaged one is taken away."""
+        file = self._file(case, name, f"trial-{trial}.json")
+        if not file.exists():
+            return False
+        try:
+            read_record(file, TRIAL)
+        except DamagedError:
+            _again(file)
+            return False
+        return True
 
     def keep_trial(self, case: Case, name: str, trial: int, result: RunResult, steps: int, seconds: float) -> None:
         content: dict[str, Any] = {
@@ -70,20 +94,21 @@ class Records:
             "set_aside": dict(Counter(entry.client for entry in result.set_aside)),
             "seconds": round(seconds, 2),
         }
-        write_json(self._file(case, name, f"trial-{trial}.json"), content)
+        write_record(self._file(case, name, f"trial-{trial}.json"), content)
+        remove_checkpoint(self.checkpoint(case, name, trial))
 
     def trials(self, case: Case, name: str, most: int) -> list[dict[str, Any]]:
         """The trials there are, in order, `most` at most."""
         found: list[dict[str, Any]] = []
         while len(found) < most and self.has_trial(case, name, len(found)):
-            found.append(_read(self._file(case, name, f"trial-{len(found)}.json"), TRIAL))
+            found.append(read_record(self._file(case, name, f"trial-{len(found)}.json"), TRIAL))
         return found
 
     def seconds(self, cases: list[Case]) -> float:
         """Time that all records of these cases took to make, added up."""
         folders = [self.folder / case.name for case in cases]
         files = [f for folder in folders for kind in ("learning", "trial-*") for f in folder.glob(f"*/{kind}.json")]
-        return sum(float(_read(file, {"seconds"})["seconds"]) for file in files)
+        return sum(float(read_record(file, {"seconds"})["seconds"]) for file in files)
 
     def _file(self, case: Case, name: str, file: str) -> Path:
         return self.folder / case.name / name / file
@@ -92,7 +117,7 @@ class Records:
 def check_same(records: Records, setting: Setting, cases: Iterable[Case]) -> None:
     """Records of other settings or of other data must not be mixed in: the folder remembers what it was made with."""
     ours = {"schedule": setting.schedule, "seed": setting.seed, "device": setting.device}
-    _same(records.folder / "setting.json", ours, f"{records.folder} holds records of another schedule, seed or device")
+    _same(records.folder / SETTING, ours, f"{records.folder} holds records of another setting")
     for case in cases:
         file = records.folder / case.name / "data.json"
         _same(file, {"digest": case.digest}, f"{file.parent} holds records of other data or clients")
@@ -100,9 +125,9 @@ def check_same(records: Records, setting: Setting, cases: Iterable[Case]) -> Non
 
 def _same(file: Path, ours: dict[str, Any], otherwise: str) -> None:
     if not file.exists():
-        write_json(file, ours)
-    elif _read(file, set(ours)) != ours:
-        raise InputError(f"{otherwise}; choose another --out.")
+        write_record(file, ours)
+    elif difference := first_difference(read_record(file, set(ours)), ours):
+        raise InputError(f"{otherwise} ({difference}); choose another --out, or delete {file.parent}.")
 
 
 def write_json(file: Path, content: dict[str, Any], indent: int | None = None) -> None:
@@ -111,12 +136,7 @@ def write_json(file: Path, content: dict[str, Any], indent: int | None = None) -
     write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _read(file: Path, names: Set[str]) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        missing = sorted(names - content.keys())
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"record {file} is damaged ({error}); delete it and run again.") from error
-    if missing:
-        raise InputError(f"record {file} is damaged (it has no '{missing[0]}'); delete it and run again.")
-    return content
+def _again(file: Path) -> None:
+    """A damaged record is no record: what it held is computed again."""
+    log.warning("record %s is damaged; it is made again.", file)
+    file.unlink()

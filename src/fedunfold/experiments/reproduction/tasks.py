@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from fedunfold.checkpoints import remove_checkpoint
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import InputError
@@ -37,6 +38,10 @@ class Task:
         if self.trial is None:
             return records.has_weights(self.case, self.entry.name, self.entry.learning)
         return records.has_trial(self.case, self.entry.name, self.trial)
+
+    def clean_up(self, records: Records) -> None:
+        """Once it is done: what a process that was killed right then could not take away."""
+        remove_checkpoint(records.checkpoint(self.case, self.entry.name, self.trial))
 
     def ready(self, records: Records) -> bool:
         """Whether the weights that a trial needs are there."""
@@ -80,6 +85,9 @@ class Task:
             entry.rounds,
             algorithm=algorithm,
             run=f"trial-{self.trial}",
+            digest=case.digest,
+            checkpoint=records.checkpoint(case, entry.name, self.trial),
+            checkpoint_seconds=None,
             on_round=lambda t, _: on_progress((t + 1) / entry.rounds),
         )
         steps = client_steps(case.env, case.load(), result)

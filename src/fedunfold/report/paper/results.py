@@ -85,6 +85,14 @@ class Results:
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return file
 
+    def files(self, records: Records) -> list[str]:
+        """What `write` leaves that is the same whenever the same is reproduced, and the weights it rests on."""
+        learned = [
+            records.weights_file(case, entry.name) for case, run in self.cases() for entry in run if entry.learning
+        ]
+        folder = records.folder.parent
+        return ["results.md", "results.json", *(str(file.relative_to(folder)) for file in learned)]
+
     def _head(self, command: str) -> str:
         setting = self.setting
         if list(self.studies) == ["attack"]:
