@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedunfold.errors import InputError
 from fedunfold.federation import Evaluation
 from fedunfold.files import write_atomically
+from fedunfold.tensor_files import UNREADABLE, open_tensors
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RunState:
     def load(cls, path: Path, identity: Mapping[str, Any], device: torch.device) -> "RunState":
         """Read what `save` wrote for the same run; that of another one is refused."""
         try:
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path, "pt") as file:
                 about = json.loads((file.metadata() or {})["fedunfold"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
             tests = [
@@ -68,7 +68,7 @@ class RunState:
                 model, tuple(moments), memory, about["rule"], [*tensors["weights"]], [*tensors["present"]], tests
             )
             belongs_to = about["identity"]
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the run again.") from error
         if belongs_to != json.loads(json.dumps(identity)):
             raise InputError(f"checkpoint {path} is of another run; delete it, or choose another file.")

@@ -14,8 +14,9 @@ from fedunfold.experiments.comparing import Comparison, MethodResult, Watcher
 from fedunfold.rounds import RunResult
 from fedunfold.weighting.learned import LearnedWeights
 
-out = Console()
-err = Console(stderr=True)
+# Names come from files and may have brackets in them: nothing is read as markup.
+out = Console(markup=False)
+err = Console(stderr=True, markup=False)
 
 
 def print_json(document: object) -> None:
@@ -25,16 +26,16 @@ def print_json(document: object) -> None:
 
 def say(text: str) -> None:
     """One line on standard output as it is: paths are neither wrapped nor read as markup."""
-    out.print(text, soft_wrap=True, markup=False, highlight=False)
+    out.print(text, soft_wrap=True, highlight=False)
 
 
 def progress() -> Progress:
     """Bars with the time left; nothing where standard error is not a terminal."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TextColumn("left:"),
         TimeRemainingColumn(),
         console=err,

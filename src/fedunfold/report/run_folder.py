@@ -15,7 +15,7 @@ from safetensors.torch import save as serialize
 from fedunfold.environments import Environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.comparing import Comparison, trained_module
-from fedunfold.files import write_atomically
+from fedunfold.files import is_plain_file, read_json, write_atomically
 from fedunfold.report import figures
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
@@ -86,7 +86,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         listed = (recorded(self.path) or {}).get("files")
         for name in (*(listed if isinstance(listed, list) else ()), SETTINGS):
             file = self.path / str(name)
-            if file.parent == self.path and file.is_file():
+            if file.parent == self.path and is_plain_file(file):
                 file.unlink()
 
 
@@ -117,7 +117,7 @@ def _take(folder: Path) -> bool:
 def recorded(folder: Path) -> dict[str, Any] | None:
     """The settings of the run in a folder; none where there is no run, empty where they cannot be read."""
     try:
-        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        content = read_json(folder / SETTINGS)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedunfold.errors import InputError
 from fedunfold.files import write_atomically
+from fedunfold.tensor_files import UNREADABLE, open_tensors
 from fedunfold.unfolding.adam import Adam
 from fedunfold.unfolding.adjoint import weights_of
 
@@ -58,10 +58,10 @@ class Progress:
     def load(cls, path: Path, identity: Mapping[str, Any], betas: tuple[float, float]) -> "Progress":
         """Read what `save` wrote for the same learning; that of another one is refused."""
         try:
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path, "pt") as file:
                 belongs_to = json.loads((file.metadata() or {})["fedunfold"])
                 tensors = {name: file.get_tensor(name) for name in ("roots", "m", "v", "losses", "history")}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except UNREADABLE as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the learning again.") from error
         if belongs_to != json.loads(json.dumps(identity)):
             raise InputError(f"checkpoint {path} is of another learning; delete it, or choose another file.")

@@ -6,13 +6,13 @@ run that was killed goes on where it was, and the results depend on the records 
 
 import json
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedunfold.errors import InputError
 from fedunfold.experiments.reproduction.studies import Case, Setting
-from fedunfold.files import write_atomically
+from fedunfold.files import read_json, write_atomically
 from fedunfold.rounds import RunResult
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
@@ -40,7 +40,7 @@ class Records:
         if learning is None:
             return self._file(case, name, "weights.safetensors").exists()
         found = self.weights(case, name)
-        if found is not None and Learning(**found.settings["learning"]) != learning:
+        if found is not None and found.settings.get("learning") != json.loads(json.dumps(asdict(learning))):
             raise InputError(
                 f"{self.folder / case.name / name} holds weights that were learned in another way; delete that "
                 "folder, or choose another --out."
@@ -111,7 +111,7 @@ def write_json(file: Path, content: dict[str, Any], indent: int | None = None) -
 
 def _read(file: Path, names: Set[str]) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json(file)
         missing = sorted(names - content.keys())
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"record {file} is damaged ({error}); delete it and run again.") from error
