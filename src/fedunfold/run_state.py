@@ -34,6 +34,18 @@ class RunState:
     def rounds(self) -> int:
         return len(self.weights)
 
+    def _check(self) -> None:
+        """ValueError where this is not the state of one run: vectors [d] of floats, and rows [K] for every round."""
+        vectors = (self.model, *self.moments, *self.memory.values())
+        if not all(v.dim() == 1 and v.shape == self.model.shape and v.is_floating_point() for v in vectors):
+            raise ValueError("its vectors are not alike")
+        rows = [row.shape for row in (*self.weights, *self.present)]
+        counts = {len(self.weights), len(self.present), len(self.evaluations)}
+        if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
+            raise ValueError("its rounds are not alike")
+        if any(row.dtype != torch.bool for row in self.present) or any(not w.is_floating_point() for w in self.weights):
+            raise ValueError("its rounds are of other types")
+
     def save(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Write it, with what it belongs to."""
         tensors = {"model": self.model, "weights": torch.stack(self.weights), "present": torch.stack(self.present)}
@@ -67,6 +79,7 @@ class RunState:
             state = cls(
                 model, tuple(moments), memory, about["rule"], [*tensors["weights"]], [*tensors["present"]], tests
             )
+            state._check()
             belongs_to = about["identity"]
         except UNREADABLE as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the run again.") from error

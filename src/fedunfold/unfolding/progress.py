@@ -61,6 +61,7 @@ class Progress:
             with open_tensors(path, "pt") as file:
                 belongs_to = json.loads((file.metadata() or {})["fedunfold"])
                 tensors = {name: file.get_tensor(name) for name in ("roots", "m", "v", "losses", "history")}
+            _check(**tensors)
         except UNREADABLE as error:
             raise InputError(f"checkpoint {path} is damaged; delete it to begin the learning again.") from error
         if belongs_to != json.loads(json.dumps(identity)):
@@ -68,3 +69,13 @@ class Progress:
         losses = tuple(tensors["losses"].tolist())
         optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
         return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]))
+
+
+def _check(roots: Tensor, m: Tensor, v: Tensor, losses: Tensor, history: Tensor) -> None:
+    """ValueError where the tensors are not of one learning: [T, K+1] thrice, [M] and [M+1, T, K]."""
+    rounds, columns = roots.shape
+    shapes = [(rounds, columns), (rounds, columns), (len(losses),), (len(losses) + 1, rounds, columns - 1)]
+    if [tuple(tensor.shape) for tensor in (m, v, losses, history)] != shapes:
+        raise ValueError("its tensors are of different sizes")
+    if not all(tensor.is_floating_point() for tensor in (roots, m, v, losses, history)):
+        raise ValueError("its tensors are no floating-point numbers")

@@ -17,7 +17,9 @@ from fedunfold.rounds import RunResult
 from fedunfold.unfolding import Learning
 from fedunfold.weighting.learned import LearnedWeights
 
-TRIAL = {"accuracies", "class_accuracy", "rounds", "client_steps", "participations", "seconds"}
+LISTS = {"accuracies", "class_accuracy"}
+NUMBERS = {"rounds", "client_steps", "participations", "seconds"}
+TRIAL = LISTS | NUMBERS
 
 
 @dataclass(frozen=True)
@@ -117,4 +119,8 @@ def _read(file: Path, names: Set[str]) -> dict[str, Any]:
         raise InputError(f"record {file} is damaged ({error}); delete it and run again.") from error
     if missing:
         raise InputError(f"record {file} is damaged (it has no '{missing[0]}'); delete it and run again.")
+    for name in sorted(names & TRIAL):
+        values = content[name] if name in LISTS else [content[name]]
+        if not (isinstance(values, list) and all(type(value) in (int, float) for value in values)):
+            raise InputError(f"record {file} is damaged ('{name}' is something else); delete it and run again.")
     return content

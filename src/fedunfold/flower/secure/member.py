@@ -164,6 +164,10 @@ class Member:
 
     def _check(self, secrets: Secrets, roster: Roster) -> None:
         count = len(roster.members)
+        if not count == len(roster.seal_keys) == len(roster.mask_keys):
+            raise InputError(
+                f"client '{self.key}' is told of {count} members of a sum and not of a pair of keys for each."
+            )
         if not count == len(set(roster.members)) == len(set(roster.seal_keys)) == len(set(roster.mask_keys)):
             raise InputError(f"client '{self.key}' is told of members of a sum with the same name or key.")
         own = tuple(

@@ -1,0 +1,31 @@
+"""Where a learning stands, gone on from."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fedunfold.unfolding.progress import Progress
+from tests.fuzz.judging import scratch, understood, written
+from tests.fuzz.mutation import of_safetensors as mutate
+
+__all__ = ["fuzz", "mutate", "seeds"]
+
+IDENTITY = {"keys": ["a", "b"], "rounds": 3}
+BETAS = (0.9, 0.999)
+
+
+def fuzz(data: bytes) -> bool:
+    path = written("fuzzed.safetensors", data)
+
+    def use() -> None:
+        found = Progress.load(path, IDENTITY, BETAS)
+        found.after(1.0, torch.ones_like(found.roots), 0.1)
+
+    return understood(use, "fuzzed.safetensors")
+
+
+def seeds() -> Mapping[str, bytes]:
+    start = Progress.start(torch.tensor([0.25, 0.75], dtype=torch.float64), [1.0] * 3, BETAS)
+    path = scratch() / "seed.safetensors"
+    start.after(1.5, torch.ones_like(start.roots), 0.1).save(path, IDENTITY)
+    return {"one-step": path.read_bytes()}
