@@ -169,7 +169,7 @@ def _value(rng: Random) -> Any:
     nested: Any = []
     for _ in range(rng.choice((1, 10, 400))):
         nested = [nested]
-    plain = (None, True, False, [], {}, [0], nested)
+    plain: tuple[Any, ...] = (None, True, False, [], {}, [0], nested)
     return rng.choice((rng.choice(NUMBERS), rng.choice(FLOATS), rng.choice(TEXTS), rng.choice(plain)))
 
 

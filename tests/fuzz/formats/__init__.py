@@ -41,5 +41,5 @@ class Format(Protocol):
 
 
 def format_of(name: str) -> Format:
-    module: Format = import_module(f"tests.fuzz.formats.{name}")  # type: ignore[assignment]
+    module: Format = import_module(f"tests.fuzz.formats.{name}")
     return module

@@ -2,17 +2,21 @@
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from random import Random
+from unittest import mock
 
 import tomli_w
 
+from fedunfold.data import sources
 from fedunfold.environments import Environment
 from fedunfold.models import model_factory
 from tests.fuzz import mutation
 from tests.fuzz.formats import own_npz
 from tests.fuzz.judging import understood, written
 
+DIGITS = cache(sources.load_digits)
 NAMES = ("digits-label-skew", "digits-flaky", "digits-quantity-skew", "mnist-3")
 MINE = b"""
 name = "mine"
@@ -44,10 +48,11 @@ def fuzz(data: bytes) -> bool:
         env.to_toml(path.parent)
         model_factory(env.model, (4,), 3)
         if env.data.source != "mnist":  # which may be downloaded
-            env.digest(env.load())
+            with mock.patch.object(sources, "load_digits", DIGITS):
+                env.digest(env.load())
 
     subjects = ("field ", "Client ", "Class ", "Label ", "sizes", "samples", "features file", ".npz", "plain file")
-    return understood(read, "fuzzed.toml", *subjects)
+    return understood(read, str(path.parent), *subjects)
 
 
 def seeds() -> Mapping[str, bytes]:

@@ -24,7 +24,11 @@ def fuzz(data: bytes) -> bool:
 
 def seeds() -> Mapping[str, bytes]:
     found = {}
-    arrays = {"float32": np.ones((3, 4), np.float32), "int64": np.arange(3), "swapped": np.ones(3, ">f8")}
+    arrays: dict[str, np.ndarray] = {
+        "float32": np.ones((3, 4), np.float32),
+        "int64": np.arange(3),
+        "swapped": np.ones(3, ">f8"),
+    }
     for name, array in arrays.items():
         file = io.BytesIO()
         np.save(file, array)

@@ -84,7 +84,7 @@ def mutate(data: bytes, rng: Random) -> bytes:
     if record is None or not record or rng.random() < 0.25:
         return mutation.of_bytes(data, rng)
     name = rng.choice(sorted(record))
-    part = record[name]
+    part: Any = record[name]
     if not part:
         del record[name]
         return on_wire(record)
