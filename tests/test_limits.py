@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedunfold import limits
-from fedunfold.data.features.files import load_features
+from fedunfold.data.features.files import METADATA, load_features, read_about
 from fedunfold.data.npz import read_npz
 from fedunfold.environments import Environment, ModelSpec
 from fedunfold.errors import InputError
@@ -225,6 +225,15 @@ def test_hostile_safetensors(tmp_path: Path, header: dict[str, Any], length: int
     refused(lambda: Progress.load(file, {}, (0.9, 0.9)), "x.safetensors")
     refused(lambda: RunState.load(file, {}, torch.device("cpu")), "x.safetensors")
     refused(lambda: load_features(file), "x.safetensors")
+
+
+def test_how_features_were_made_in_a_nest_of_brackets(tmp_path: Path) -> None:
+    tensors = {"x": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}
+    tensors["y"] = {"dtype": "U8", "shape": [1], "data_offsets": [4, 5]}
+    texts = {"name": ["a"], "synset": ["a"], "about": "[" * 100_000}
+    header = json.dumps({"__metadata__": {METADATA: json.dumps(texts)}, **tensors}).encode()
+    file = safetensors(tmp_path / "x.safetensors", header + bytes(5), len(header))
+    assert read_about(file) is None
 
 
 def test_a_header_too_long_to_be_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

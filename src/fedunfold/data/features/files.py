@@ -77,7 +77,7 @@ def read_about(path: Path) -> About | None:
         return None
     try:
         return About.from_json(str(text))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
