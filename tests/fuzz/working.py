@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,7 @@ def confined() -> Iterator[None]:
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     faulthandler.enable()
+    warnings.simplefilter("error", RuntimeWarning)  # numbers that left their range are no answer
     before = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (mapped + ROOM, before[1]))

@@ -31,7 +31,7 @@ def read(data: bytes, ending: str) -> bool:
         read_about(path)
         split(unit_rows(load_features(path)), 0.2, 0)
 
-    return understood(use, f"fuzzed{ending}", "class", "Class")
+    return understood(use, f"fuzzed{ending}", "class", "Class", "the features of")
 
 
 def seeds() -> Mapping[str, bytes]:

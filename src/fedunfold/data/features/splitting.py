@@ -14,7 +14,12 @@ from fedunfold.randomness import generator
 def unit_rows(features: Features) -> Features:
     """Every row over its root mean square, √(mean_j x_j²); a row of zeros stays one."""
     x = features.x
-    scale = np.sqrt(np.square(x).mean(1, keepdims=True))
+    with np.errstate(over="ignore"):  # what is too large to be squared is named below
+        scale = np.sqrt(np.square(x).mean(1, keepdims=True))
+    finite = np.isfinite(scale)
+    if not finite.all():
+        name = features.names[int(np.argmin(finite))]
+        raise InputError(f"the features of {name} are too large to be scaled; make them again, or use scaling 'none'.")
     return replace(features, x=np.divide(x, scale, out=np.zeros_like(x), where=scale > 0))
 
 
