@@ -141,6 +141,12 @@ def test_hostile_json(tmp_path: Path, content: str) -> None:
     assert recorded(tmp_path) == {}
 
 
+def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
+    file = tmp_path / "clients.json"
+    file.write_text('{"clients": [[[Infinity, 20]]]}')
+    refused(lambda: read_assignment(file), "clients.json", "infinity")
+
+
 def test_a_record_with_words_for_numbers(tmp_path: Path) -> None:
     from fedunfold.environments import environment
     from fedunfold.experiments.reproduction.studies import Case

@@ -215,7 +215,7 @@ def read_assignment(path: Path) -> list[list[tuple[int, float]]]:
         return [[(int(label), float(images)) for label, images in own] for own in clients]
     except OSError as error:
         raise InputError(f"assignment file {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
         raise InputError(
             f'assignment file {path} must hold {{"clients": [[[class, images], …], …]}} ({error}).'
         ) from error
