@@ -219,7 +219,10 @@ def test_findings_by_hand(tmp_path: Path) -> None:
     for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 4, 42, 53]), strict=True):
         file = records.folder / case.name / entry.name / "trial-0.json"
         file.parent.mkdir(parents=True)
-        rest = dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0) | {"class_accuracy": []}
+        rest: dict[str, object] = {
+            "class_accuracy": [],
+            **dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0),
+        }
         file.write_text(json.dumps({"accuracies": [value / 100 for value in curve]} | rest))
     learned = [entry for entry in entries(case.env, "mnist") if entry.name == "duw-fedavg"]
     work(case, [replace(learned[0], trials=0)], records)
@@ -238,7 +241,10 @@ def test_findings_by_hand(tmp_path: Path) -> None:
 
 def made_up(records: rep.Records, case: rep.Case, finals: dict[str, float], weights: list[list[float]]) -> list[Any]:
     """Records of one trial each, with these accuracies at the end and these learned weights."""
-    rest = dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0) | {"class_accuracy": []}
+    rest: dict[str, object] = {
+        "class_accuracy": [],
+        **dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0),
+    }
     for name, accuracy in finals.items():
         file = records.folder / case.name / name / "trial-0.json"
         file.parent.mkdir(parents=True)
