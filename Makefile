@@ -4,21 +4,26 @@
 #             after make bench-others also beside FedJAX and pfl-research
 # make docs   sets up .venv, then builds the documentation into site/; open site/index.html
 # make dist   sets up .venv, then builds the wheel and the source distribution into dist/
+# make fuzz   sets up .venv, then 50,000 cases of files, messages and arguments that are made wrong
+# make lock   hashes of all releases in constraints.txt; then make licences, audit: see supply/README.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench bench-others docs dist lint figures clean
+.PHONY: demo test bench bench-others docs dist lint figures fuzz lock audit licences clean
 .DELETE_ON_ERROR:
 
-# torch comes first and by itself: resolved together with the rest, pip may choose a build with CUDA.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Everything but torch is held against the hashes of its release; torch, which has a build for every platform, against
+# those of the builds that are known. The project itself comes last, and finds all it needs there.
+$(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedunfold needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) torch
-	@$(PIP) --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
+	@$(PIP) --require-hashes --no-deps --requirement requirements.lock
+	@$(PIP) --report $(VENV)/torch.json torch
+	@$(BIN)/python supply/check_torch.py $(VENV)/torch.json
+	@$(PIP) --no-index --no-build-isolation --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -47,6 +52,22 @@ lint: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2
+
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz --cases 50000
+
+$(VENV)/.supply: $(VENV)/.installed
+	@$(PIP) --editable '.[supply]'
+	@touch $@
+
+lock: $(VENV)/.supply
+	$(BIN)/python supply/lock.py
+
+audit: $(VENV)/.supply
+	$(BIN)/python supply/audit.py
+
+licences: $(VENV)/.supply
+	$(BIN)/python supply/licences.py
 
 OTHERS := .venv-others
 bench: $(VENV)/.installed

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedunfold.errors import InputError
-from fedunfold.files import write_atomically
+from fedunfold.files import size_of, write_atomically
+from fedunfold.limits import RECORD_BYTES
+from fedunfold.tensor_files import UNREADABLE
 
 FORMAT = 1
 CHECKPOINT_SECONDS = 5.0
@@ -108,7 +109,7 @@ class Checkpoint:
             end = 8 + int.from_bytes(content[:8], "little")
             header = json.loads(json.loads(content[8:end])["__metadata__"]["fedunfold"])
             format, identity, about = header["format"], header["identity"], header["about"]
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedError(f"checkpoint {file} is damaged.") from error
         if format != FORMAT:
             raise InputError(_other_format(f"checkpoint {file}", format))
@@ -118,7 +119,7 @@ class Checkpoint:
             )
         try:
             return parse(deserialize(content), about)
-        except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedError(f"checkpoint {file} is damaged.") from error
 
 
@@ -140,10 +141,12 @@ def write_record(file: Path, content: Mapping[str, Any], indent: int | None = No
 
 def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
     """What `write_record` wrote, with these names in it."""
+    content = _content(file)
     try:
-        found: dict[str, Any] = json.loads(_content(file))
+        RECORD_BYTES.check(len(content), f"{file}: ")
+        found: dict[str, Any] = json.loads(content)
         missing = sorted({"format", *names} - found.keys())
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedError(f"record {file} is damaged ({error}); delete it and run again.") from error
     if missing:
         raise DamagedError(f"record {file} is damaged (it has no '{missing[0]}'); delete it and run again.")
@@ -154,6 +157,7 @@ def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
 
 def _content(file: Path) -> bytes:
     try:
+        size_of(file)  # refuses what has no end
         content = file.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}; mend that, and run the same command again.") from error

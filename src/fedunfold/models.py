@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedunfold import randomness
 from fedunfold.environments import ModelSpec
+from fedunfold.limits import PARAMETERS
 
 ModelFactory = Callable[[], nn.Module]
 
@@ -16,6 +17,7 @@ ModelFactory = Callable[[], nn.Module]
 def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> ModelFactory:
     """A function that builds a fresh multilayer perceptron; without hidden layers, a linear classifier."""
     widths = [math.prod(features), *spec.hidden, classes]
+    PARAMETERS.check(sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths)), "field model.hidden: ")
 
     def build() -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]

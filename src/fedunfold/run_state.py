@@ -34,6 +34,19 @@ class RunState:
     def rounds(self) -> int:
         return len(self.weights)
 
+    def _check(self) -> None:
+        """ValueError where this is not the state of one run: vectors [d] of floats, and rows [K] for every round."""
+        vectors = (self.model, *self.moments, *self.memory.values())
+        if not all(v.dim() == 1 and v.shape == self.model.shape and v.is_floating_point() for v in vectors):
+            raise ValueError("its vectors are not alike")
+        rows = [row.shape for row in (*self.weights, *self.present, *self.lengths)]
+        counts = {len(self.weights), len(self.present), len(self.evaluations), len(self.lengths)}
+        if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
+            raise ValueError("its rounds are not alike")
+        numbers = (*self.weights, *self.lengths)
+        if any(row.dtype != torch.bool for row in self.present) or any(not row.is_floating_point() for row in numbers):
+            raise ValueError("its rounds are of other types")
+
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors, and the rest in plain values."""
         tensors = {"model": self.model, "weights": torch.stack(self.weights), "present": torch.stack(self.present)}
@@ -59,7 +72,9 @@ class RunState:
         memory = {int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")}
         model, weights, present = tensors["model"].to(device), [*tensors["weights"]], [*tensors["present"]]
         lengths, set_aside = [*tensors["lengths"]], [SetAside(**entry) for entry in about["set_aside"]]
-        return cls(model, tuple(moments), memory, about["rule"], weights, present, tests, lengths, set_aside)
+        state = cls(model, tuple(moments), memory, about["rule"], weights, present, tests, lengths, set_aside)
+        state._check()
+        return state
 
 
 def save_states(checkpoint: Checkpoint, states: Sequence[RunState]) -> None:

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedunfold.errors import InputError
+from fedunfold.limits import LARGEST
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Natural = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 
 
 def is_count(value: object) -> bool:
@@ -37,7 +38,7 @@ def _locate(details: Any) -> tuple[list[str], str]:
     if isinstance(inner, InputError) and isinstance(inner.__cause__, ValidationError):
         inner_path, message = _locate(inner.__cause__.errors()[0])
         return path + inner_path, message
-    got = f", got {reprlib.repr(details['input'])}"
+    got = f", got {shown(details['input'])}"
     match details["type"]:
         case "missing":
             return path, "is missing"
@@ -60,12 +61,20 @@ def _locate(details: Any) -> tuple[list[str], str]:
             return path, details["msg"].replace("Input should be", "must be") + got
 
 
+def shown(value: object) -> str:
+    """A wrong value, short enough for a message."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
 class Settings(BaseModel):
     """Frozen, without unknown fields; a wrong value is an InputError of one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -17,6 +17,7 @@ gives w_k − w^(t) = −η Σ_τ a_τ ∇ℓ(w^τ), and the sum is rescaled to 
 Θ̃_k = (N_k/N)‖a_k‖₁/τ_eff it equals its base rule under N_k/N.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +34,12 @@ class LocalUpdate:
     momentum: float = 0.0
     normalise_steps: bool = False
     accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < math.inf:
+            raise InputError(f"{self.name} needs a finite mu >= 0, not {self.mu}.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"{self.name} needs 0 <= momentum < 1, not {self.momentum}.")
 
     @property
     def plain_steps(self) -> bool:
@@ -83,8 +90,6 @@ def prox(mu: float = 0.01) -> LocalUpdate:
     >>> prox(mu=1.0).gradient_factors(steps=2, lr=0.5).tolist()
     [0.5, 1.0]
     """
-    if not mu >= 0:
-        raise InputError(f"prox needs mu >= 0, not {mu}.")
     return LocalUpdate("prox", mu=mu)
 
 

@@ -163,6 +163,12 @@ def test_split_depends_on_the_seed_and_the_class_alone() -> None:
     assert np.array_equal(split(alone, seed=1).x_test, first.x_test[first.y_test == 1])
 
 
+def test_rows_too_large_to_be_squared_are_named() -> None:
+    features = Features(np.array([[1, 2], [3, 1e30]], np.float32), np.array([0, 1]), ("a", "b"), ("x", "y"))
+    with pytest.raises(InputError, match="features of b are too large"):
+        unit_rows(features)
+
+
 def test_unit_rows_have_a_mean_square_of_one() -> None:
     x = np.array([[3.0, 4.0], [0.0, 0.0], [-1e-3, 0.0]], dtype=np.float32)
     scaled = unit_rows(Features(x, np.array([0, 1, 1]), ("a", "b", "c"), ("x", "y"))).x

@@ -219,7 +219,10 @@ def test_findings_by_hand(tmp_path: Path) -> None:
     run = [rep.Entry(name, name, 5, 1) for name in ("fedavg", "dr-fedavg", "duw-fedavg")]
     for entry, curve in zip(run, ([1, 2, 3, 40, 50], [1, 2, 3, 41, 51], [0, 0, 4, 42, 53]), strict=True):
         file = records.folder / case.name / entry.name / "trial-0.json"
-        rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
+        rest: dict[str, object] = {
+            "class_accuracy": [],
+            **dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0),
+        }
         write_record(file, {"accuracies": [value / 100 for value in curve]} | rest)
     learned = [entry for entry in entries(case.env, "mnist") if entry.name == "duw-fedavg"]
     work(case, [replace(learned[0], trials=0)], records)
@@ -238,7 +241,10 @@ def test_findings_by_hand(tmp_path: Path) -> None:
 
 def made_up(records: rep.Records, case: rep.Case, finals: dict[str, float], weights: list[list[float]]) -> list[Any]:
     """Records of one trial each, with these accuracies at the end and these learned weights."""
-    rest = dict.fromkeys(("class_accuracy", "rounds", "client_steps", "participations", "seconds"), 0)
+    rest: dict[str, object] = {
+        "class_accuracy": [],
+        **dict.fromkeys(("rounds", "client_steps", "participations", "seconds"), 0),
+    }
     for name, accuracy in finals.items():
         file = records.folder / case.name / name / "trial-0.json"
         write_record(file, {"accuracies": [accuracy / 100] * len(weights)} | rest)

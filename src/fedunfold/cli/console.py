@@ -16,8 +16,9 @@ from fedunfold.rounds import RunResult
 from fedunfold.tracking import Tracker
 from fedunfold.weighting.learned import LearnedWeights
 
-out = Console()
-err = Console(stderr=True)
+# Names come from files and may have brackets in them: nothing is read as markup.
+out = Console(markup=False)
+err = Console(stderr=True, markup=False)
 
 
 def print_json(document: object) -> None:
@@ -27,7 +28,7 @@ def print_json(document: object) -> None:
 
 def say(text: str) -> None:
     """One line on standard output as it is: paths are neither wrapped nor read as markup."""
-    out.print(text, soft_wrap=True, markup=False, highlight=False)
+    out.print(text, soft_wrap=True, highlight=False)
 
 
 def warn(text: str) -> None:
@@ -44,10 +45,10 @@ def note(lines: Iterable[str], about: str = "") -> None:
 def progress() -> Progress:
     """Bars with the time left; nothing where standard error is not a terminal."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TextColumn("left:"),
         TimeRemainingColumn(),
         console=err,

@@ -1,18 +1,27 @@
-"""Reading .npz files: never unpickling anything, every failure one line that names the file and the array."""
+"""Reading .npz files: never unpickling anything, every failure one line that names the file and the array.
 
+What an array takes is looked at before it is made. The zip directory and the array's own header say how large it is;
+both have to agree with each other and with the bytes there are, and a small file must not unpack to a huge one.
+"""
+
+import math
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedunfold.errors import InputError
+from fedunfold.files import size_of
+from fedunfold.limits import UNPACKED_BYTES
 
-UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, LookupError, MemoryError, zipfile.BadZipFile, zlib.error)
 NUMBERS, NUMBERS_AND_TEXT = "uif", "uifU"
+RATIO = 10  # what packing may save of a large file; numbers save less, and what saves more can be stored unpacked
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; others pack more tightly than a lie can be told by
 
 
 def read_npz(
@@ -23,11 +32,13 @@ def read_npz(
     `kinds` are the numpy kinds an array may have.
     """
     try:
+        size = size_of(path)
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise InputError(f"{path} is not an .npz file or is cut short; make it again.")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
+                _check_unpacked(archive.zip, path, size)
                 names = [*wanted, *(name for name in optional if name in archive.files)] or archive.files
                 return {name: _member(archive, name, path, kinds) for name in names}
     except FileNotFoundError as error:
@@ -38,10 +49,37 @@ def read_npz(
         raise InputError(f"{path} cannot be read ({first_line(error)}).") from error
 
 
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether columns come first, type) of a numpy file; the numbers are what comes next.
+
+    ValueError where it is none: numpy's parser meets bytes of anybody's making, and raises whatever it likes.
+    """
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        return readers[np.lib.format.read_magic(file)](file)
+    except Exception as error:
+        raise ValueError(f"its header is none of numpy's: {first_line(error)}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first sentence of what an error says, fit for a line of our own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(". ")[0][:200].rstrip(".") if lines else type(error).__name__
+
+
+def _check_unpacked(archive: zipfile.ZipFile, path: Path, size: int) -> None:
+    """Refuse what is packed otherwise than numpy does, or into far less than it is."""
+    members = archive.infolist()
+    if odd := next((member for member in members if member.compress_type not in METHODS), None):
+        raise InputError(f"{odd.filename} in {path} is packed as numpy never does; save it with np.savez.")
+    if sum(member.compress_size for member in members) > size:
+        raise InputError(f"{path} lists more than it holds; make it again.")
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > max(UNPACKED_BYTES.most, RATIO * size):
+        raise InputError(
+            f"{path} has {size} bytes and would unpack to {unpacked}; at most {UNPACKED_BYTES.most}, or {RATIO} times "
+            f"its size, are believed; save it with np.savez, which does not pack, or set {UNPACKED_BYTES.variable}."
+        )
 
 
 def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
@@ -49,10 +87,22 @@ def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
         hint = "; use the partition 'given' for arrays per client" if name == "x_train" else ""
         raise InputError(f"{path} has no {name}, only {', '.join(sorted(archive.files)) or 'nothing'}{hint}.")
     try:
-        array = archive[name]
+        array = archive[name] if _fills_its_member(archive.zip, name) else None
     except UNREADABLE as error:
         raise InputError(f"{name} in {path} cannot be read ({first_line(error)}); save it again.") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
         words = "integers or floats" if kinds == NUMBERS else "numbers or text"
         raise InputError(f"{name} in {path} is not an array of {words}; save it as one.")
     return array
+
+
+def _fills_its_member(archive: zipfile.ZipFile, name: str) -> bool:
+    """Whether there is an array of that name; ValueError where its header tells of more or less than there is."""
+    if f"{name}.npy" not in archive.namelist():
+        return False
+    with archive.open(f"{name}.npy") as file:
+        shape, _, dtype = read_header(file)
+        told, there = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size - file.tell()
+    if told != there and not dtype.hasobject:  # objects are pickled, which numpy refuses next
+        raise ValueError(f"its header tells of {told} bytes where there are {there}")
+    return True

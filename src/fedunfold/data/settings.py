@@ -15,8 +15,17 @@ from fedunfold.data.features.splitting import split, unit_rows
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partition import Indices
 from fedunfold.errors import InputError
+from fedunfold.files import is_plain_file
 from fedunfold.randomness import generator
 from fedunfold.settings import Count, Natural, Settings
+
+
+def located(path: str, folder: Path) -> Path:
+    """A path in an environment file; a relative one counts from the file's folder, ~ is the user's own."""
+    try:
+        return folder / Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"field data.path: {path} starts in the folder of a user who is not there.") from error
 
 
 class DigitsSource(Settings):
@@ -44,10 +53,10 @@ class NpzSource(Settings):
     path: str = Field(min_length=1)
 
     def load(self, folder: Path) -> sources.Dataset:
-        return sources.load_npz(folder / Path(self.path).expanduser())
+        return sources.load_npz(located(self.path, folder))
 
     def load_clients(self, folder: Path) -> tuple[dict[str, sources.Pair], sources.Pair]:
-        return sources.load_npz_clients(folder / Path(self.path).expanduser())
+        return sources.load_npz_clients(located(self.path, folder))
 
 
 class FeaturesSource(Settings):
@@ -64,11 +73,11 @@ class FeaturesSource(Settings):
     scaling: Literal["none", "unit"] = "none"
 
     def load(self, folder: Path) -> sources.Dataset:
-        found = folder / Path(self.path).expanduser()
+        found = located(self.path, folder)
         shared = os.environ.get("FEDUNFOLD_DATA")
-        if not found.is_file() and shared:
+        if not is_plain_file(found) and shared:
             found = Path(shared) / self.path
-        if not found.is_file():
+        if not is_plain_file(found):
             raise InputError(
                 f"There is no features file {self.path} beside the environment or in the folder FEDUNFOLD_DATA; "
                 "make it with `fedunfold data features IMAGE_FOLDER`."

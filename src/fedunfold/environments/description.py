@@ -1,22 +1,26 @@
 """What is heterogeneous about a federation, in one validated description that fits in a TOML file."""
 
-import difflib
 import hashlib
 import json
 import os
 import re
-import reprlib
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from numpy.typing import ArrayLike
-from pydantic import Field, PlainSerializer, PlainValidator, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.settings import (
@@ -28,9 +32,12 @@ from fedunfold.data.settings import (
     Partition,
     check_division,
     divide,
+    located,
 )
 from fedunfold.errors import InputError
-from fedunfold.settings import Count, Natural, Settings
+from fedunfold.files import is_plain_file, parse_toml, read_text
+from fedunfold.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, EPOCHS, LAYERS, ROUNDS, WIDTH
+from fedunfold.settings import Count, Natural, Settings, shown
 
 KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Value = TypeVar("Value")
@@ -39,7 +46,8 @@ Value = TypeVar("Value")
 def _valid_epochs(value: Any) -> int | tuple[int, ...]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries or any(type(entry) is not int or entry < 1 for entry in entries):
-        raise ValueError(f"must be an integer of at least 1, or one such a round, got {reprlib.repr(value)}")
+        raise ValueError(f"must be an integer of at least 1, or one such a round, got {shown(value)}")
+    EPOCHS.check(max(entries))
     return tuple(entries) if isinstance(value, list | tuple) else entries[0]
 
 
@@ -48,6 +56,10 @@ Epochs = Annotated[
     PlainValidator(_valid_epochs),
     PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value),
 ]
+
+
+Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
+BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
 
 
 class Client(Settings):
@@ -77,7 +89,13 @@ class ModelSpec(Settings):
     """
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[Count, ...] = ()
+    hidden: tuple[Annotated[Count, AfterValidator(WIDTH.check)], ...] = ()
+
+    @field_validator("hidden")
+    @classmethod
+    def _not_too_deep(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        LAYERS.check(len(hidden))
+        return hidden
 
 
 class OuterSchedule(Settings):
@@ -94,15 +112,16 @@ class Environment(Settings):
     may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper` is the slow outer schedule.
     `class_names` are in the order of the class numbers, and fix how many classes there are.
 
-    >>> env = environment("digits-label-skew").with_(rounds=5)
+    >>> import fedunfold as fu
+    >>> env = fu.environment("digits-label-skew").with_(rounds=5)
     >>> env.rounds, env.load().keys
     (5, ('site-a', 'site-b', 'site-c', 'site-d', 'site-e'))
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=200)
     description: str = ""
-    rounds: Count
-    batch_size: Count
+    rounds: Rounds
+    batch_size: BatchSize
     lr: float = Field(gt=0)
     seed: Natural = 0
     sampled: Count | None = None
@@ -114,6 +133,13 @@ class Environment(Settings):
     clients: tuple[Client, ...]
 
     _folder: Path = PrivateAttr(default=Path())
+
+    @field_validator("name")
+    @classmethod
+    def _printable_name(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError(f"must be one line that can be printed, got {shown(name)}")
+        return name
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -128,7 +154,8 @@ class Environment(Settings):
             rest = {name: value for name, value in entry.items() if name != "count"}
             count = entry["count"]
             if type(count) is not int or count < 1:
-                raise ValueError(f"entry {position}: count must be an integer of at least 1, got {count!r}")
+                raise ValueError(f"entry {position}: count must be an integer of at least 1, got {shown(count)}")
+            CLIENTS.check(len(expanded) + count, f"entry {position}: ")
             expanded.extend(rest | {"key": f"{rest.get('key', 'client')}-{i}"} for i in range(count))
         return expanded
 
@@ -137,6 +164,7 @@ class Environment(Settings):
         keys = [client.key for client in self.clients]
         if not keys:
             raise ValueError("field clients: lists no client; add at least one")
+        CLIENTS.check(len(keys), "field clients: ")
         key, uses = Counter(keys).most_common(1)[0]
         if uses > 1:
             raise ValueError(f"field clients: the key {key} is used {uses} times; give each client its own")
@@ -158,20 +186,20 @@ class Environment(Settings):
         """Read and check a file; relative paths in it count from its folder."""
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path, ENVIRONMENT_BYTES)
         except FileNotFoundError as error:
             raise InputError(f"environment file {path}: does not exist; check the path") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"environment file {path}: cannot be read ({error})") from error
+        except OSError as error:
+            raise InputError(f"environment file {path}: cannot be read ({error.strerror})") from error
+        except InputError as error:
+            raise InputError(f"environment file {error}") from error
         return cls.parse(text, path)
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Self:
         """The environment in a TOML text that is, or will be, the file `path`."""
         try:
-            result = cls(**tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"environment file {path}: is not valid TOML: {error}") from error
+            result = cls(**parse_toml(text))
         except InputError as error:
             reason = str(error).removeprefix(f"{cls.__name__}: ")
             raise InputError(f"environment file {path}: {reason}") from error
@@ -237,8 +265,8 @@ class Environment(Settings):
             raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
         content = self.model_dump(mode="json", exclude_none=True)
         if folder is not None and isinstance(self.data, NpzSource | FeaturesSource):
-            given = self._folder / Path(self.data.path).expanduser()
-            if given.is_file():
+            given = located(self.data.path, self._folder)
+            if is_plain_file(given):
                 content["data"]["path"] = os.path.relpath(given, folder)
         return tomli_w.dumps(content)
 
@@ -288,36 +316,3 @@ def _by_key(field: str, value: Value | Mapping[str, Value], keys: tuple[str, ...
         state = "names no client" if odd[0] in value else "is missing"
         raise InputError(f"field {field}: {odd[0]} {state}; give one entry for each client")
     return value
-
-
-def bundled() -> tuple[str, ...]:
-    """Names of the environments that come with the package.
-
-    >>> "digits-flaky" in bundled()
-    True
-    """
-    folder = resources.files("fedunfold.environments") / "bundled"
-    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
-
-
-def environment(name_or_path: str | Path | Environment) -> Environment:
-    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is.
-
-    >>> environment("digits-label-skew").rounds
-    10
-    """
-    if isinstance(name_or_path, Environment):
-        return name_or_path
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(".toml"):
-        return Environment.from_toml(name_or_path)
-    names = bundled()
-    if text in names:
-        file = resources.files("fedunfold.environments") / "bundled" / f"{text}.toml"
-        return Environment.parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
-    close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    raise InputError(
-        f"There is no environment {text!r}{hint} `fedunfold env list` lists them ({', '.join(names)}); "
-        "a file of your own is given by a path that ends in .toml."
-    )

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedunfold.data.npz import read_header
 from fedunfold.errors import InputError
 
 Shape = tuple[int, ...]
@@ -24,7 +25,7 @@ def read_array(array: Array, name: str) -> np.ndarray:
     """A plain numeric array of at most 8 bytes a number, in this machine's byte order."""
     try:
         shape, dtype, begin = _header(array.data)
-    except Exception as error:  # numpy's parser meets bytes of anybody's making, and raises whatever it likes
+    except ValueError as error:
         raise InputError(f"has an array '{name}' that cannot be read") from error
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise InputError(f"has an array '{name}' of type {dtype}")
@@ -37,9 +38,7 @@ def read_array(array: Array, name: str) -> np.ndarray:
 def _header(data: bytes) -> tuple[Shape, np.dtype[Any], int]:
     """(shape, type, where the numbers begin) of a numpy file in C order."""
     file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, columns_first, dtype = read(file)
+    shape, columns_first, dtype = read_header(file)
     if columns_first and len(shape) > 1:
         raise ValueError("an array in Fortran order")
     return shape, dtype, file.tell()

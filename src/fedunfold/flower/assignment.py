@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from fedunfold.environments.description import BatchSize
 from fedunfold.errors import InputError
 from fedunfold.federation import Need
+from fedunfold.limits import EPOCHS, ROUNDS
 from fedunfold.losses import OuterName
 from fedunfold.settings import Count, Natural, Settings
 from fedunfold.updates import LocalUpdate
@@ -45,11 +47,11 @@ class Assignment(Settings):
     """
 
     run: str
-    round: Natural
+    round: Annotated[Natural, AfterValidator(ROUNDS.check)]
     seed: Natural
     lr: float = Field(gt=0)
-    batch_size: Count
-    epochs: Count
+    batch_size: BatchSize
+    epochs: Annotated[Count, AfterValidator(EPOCHS.check)]
     update: UpdateRule
     needs: tuple[Need, ...] = ()
     outer: OuterName | None = None

@@ -16,6 +16,8 @@ from fedunfold.environments.description import KEY
 from fedunfold.errors import InputError
 from fedunfold.flower.arrays import tensors
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, SumStage, Verb
+from fedunfold.limits import FEATURES
+from fedunfold.settings import shown
 
 MESSAGE_TYPES: dict[Verb | SumStage, str] = {
     "register": "query.register",
@@ -31,6 +33,7 @@ MESSAGE_TYPES: dict[Verb | SumStage, str] = {
     "unmask": "query.unmask",
 }
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+MAX_DIMENSIONS = 8  # of a row of features; numpy ends at 64
 MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie
 
 
@@ -43,7 +46,13 @@ def read_assignment(record: RecordDict) -> tuple[Assignment, dict[str, Tensor]]:
     text = _entry(record.config_records, CONFIG).get("assignment")
     if not isinstance(text, str):
         raise InputError("the request holds no assignment.")
-    return Assignment(**json.loads(text)), _tensors(record)
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request's assignment is not valid JSON ({error}).") from error
+    if not isinstance(fields, dict):
+        raise InputError("the request's assignment is no table of settings.")
+    return Assignment(**fields), _tensors(record)
 
 
 def reply_record(reply: Reply) -> RecordDict:
@@ -78,14 +87,15 @@ def read_registration(record: RecordDict) -> Registration:
     config = _entry(record.config_records, CONFIG)
     key = config.get("key")
     if not (isinstance(key, str) and KEY.fullmatch(key)):
-        raise InputError(f"a client registers with the key {key!r}; give it one of letters, digits, . - and _.")
+        raise InputError(f"a client registers with the key {shown(key)}; give it one of letters, digits, . - and _.")
     counts, features = (_whole_numbers(config.get(name), name, key) for name in ("label-counts", "features"))
     if not 2 <= len(counts) <= MAX_CLASSES:
         raise InputError(f"client {key} registers {len(counts)} classes; a classifier needs 2 to {MAX_CLASSES}.")
     if not 1 <= sum(counts) <= MAX_SAMPLES:
         raise InputError(f"client {key} registers {sum(counts)} samples; between 1 and {MAX_SAMPLES} are believed.")
-    if not math.prod(features) >= 1:
-        raise InputError(f"client {key} registers rows of shape {list(features)}.")
+    if not (math.prod(features) >= 1 and len(features) <= MAX_DIMENSIONS):
+        raise InputError(f"client {key} registers rows of shape {shown(features)}.")
+    FEATURES.check(math.prod(features), f"client {key} registers too large rows: ")
     return Registration(key, counts, features)
 
 

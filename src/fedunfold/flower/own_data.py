@@ -2,21 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from flwr.serverapp import Grid
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedunfold.data.arrays import Features, Labels, features, labels
 from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.data.npz import read_npz
 from fedunfold.environments import Environment, ModelSpec
+from fedunfold.environments.description import BatchSize, Rounds
 from fedunfold.errors import InputError
 from fedunfold.flower.channel import FlowerChannel
 from fedunfold.flower.private import PrivateFederation
 from fedunfold.flower.remote import RemoteFederation
 from fedunfold.flower.site import Site
+from fedunfold.limits import EPOCHS
 from fedunfold.models import model_factory
 from fedunfold.settings import Count, Natural, Settings
 from fedunfold.simulation import SimulatedFederation
@@ -27,10 +30,10 @@ class Agreement(Settings):
 
     keys: tuple[str, ...] = Field(min_length=1)
     classes: int = Field(ge=2, le=MAX_CLASSES)
-    rounds: Count
-    batch_size: Count
+    rounds: Rounds
+    batch_size: BatchSize
     lr: float = Field(gt=0)
-    epochs: Count = 1
+    epochs: Annotated[Count, AfterValidator(EPOCHS.check)] = 1
     model: ModelSpec = ModelSpec()
     sampled: Count | None = None
     seed: Natural = 0

@@ -14,7 +14,7 @@ from safetensors.torch import save as serialize
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError, WriteError
 from fedunfold.experiments.comparing import Comparison, client_accuracies, trained_module
-from fedunfold.files import FolderLock, InUseError, remove_left_overs, write_atomically
+from fedunfold.files import FolderLock, InUseError, is_plain_file, read_json, remove_left_overs, write_atomically
 from fedunfold.report import figures
 from fedunfold.report.federation_record import FEDERATION, FederationRecord
 from fedunfold.report.unfinished import Asked, Unfinished
@@ -167,10 +167,10 @@ def make_writable(folder: Path) -> bool:
 def recorded(folder: Path) -> dict[str, Any] | None:
     """The settings of the run in a folder; none where there is no run, empty where they cannot be read."""
     try:
-        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        content = read_json(folder / SETTINGS)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, InputError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -180,14 +180,7 @@ def recorded_files(folder: Path) -> list[Path]:
     listed = (recorded(folder) or {}).get("files")
     known = *(listed if isinstance(listed, list) else ()), REPORT, SETTINGS
     named = (folder / str(name) for name in known)
-    return [file for file in dict.fromkeys(named) if file.parent == folder and _is_there(file)]
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:  # a name that no file can have
-        return False
+    return [file for file in dict.fromkeys(named) if file.parent == folder and is_plain_file(file)]
 
 
 def of_learning(learned: LearnedWeights) -> Files:

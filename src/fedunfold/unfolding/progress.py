@@ -65,8 +65,21 @@ class Progress:
         """Read what `save` wrote for the same learning, where there is such a file."""
 
         def parse(tensors: Tensors, _: object) -> Progress:
+            _check(**tensors)
             losses = tuple(tensors["losses"].tolist())
             optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
             return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["set_aside"])
 
         return checkpoint.load(parse)
+
+
+def _check(roots: Tensor, m: Tensor, v: Tensor, losses: Tensor, history: Tensor, set_aside: Tensor) -> None:
+    """ValueError where the tensors are not of one learning: [T, K+1] thrice, [M], [M+1, T, K] and [K]."""
+    rounds, columns = roots.shape
+    shapes = [(rounds, columns), (rounds, columns), (len(losses),), (len(losses) + 1, rounds, columns - 1)]
+    if [tuple(tensor.shape) for tensor in (m, v, losses, history)] != shapes or set_aside.shape != (columns - 1,):
+        raise ValueError("its tensors are of different sizes")
+    if not all(tensor.is_floating_point() for tensor in (roots, m, v, losses, history)):
+        raise ValueError("its tensors are no floating-point numbers")
+    if set_aside.dtype != torch.long:
+        raise ValueError("its counts are no whole numbers")

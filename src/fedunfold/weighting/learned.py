@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -16,8 +15,9 @@ from fedunfold.checkpoints import UNSEALED, DamagedError, holds, sealed
 from fedunfold.display import ShownTable
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
-from fedunfold.files import write_atomically
+from fedunfold.files import is_plain_file, write_atomically
 from fedunfold.settings import Count, Settings
+from fedunfold.tensor_files import UNREADABLE, open_tensors
 from fedunfold.version import VERSION
 from fedunfold.weighting.rule import State, off_simplex
 
@@ -154,10 +154,10 @@ class LearnedWeights:
     def load(cls, path: str | Path) -> "LearnedWeights":
         """Read what `save` wrote; nothing in the file is executed."""
         path = Path(path)
-        if not path.is_file():
+        if not is_plain_file(path):
             raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
         try:
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             header = Header(**json.loads(metadata["fedunfold"]))
@@ -173,7 +173,7 @@ class LearnedWeights:
                 version=header.version,
                 warnings=header.warnings,
             )
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedError(
                 f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
                 "learn the weights again."
@@ -193,6 +193,8 @@ class LearnedWeights:
         for name, (tensor, shape) in expected.items():
             if tensor.shape != shape or rounds == 0:
                 raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}.")
+        if odd := [key for key in self.keys if not key.isprintable()]:
+            raise InputError(f"weights file {path} is inconsistent: it names a client {odd[0]!r}.")
         if len(set(self.keys)) < clients:
             raise InputError(f"weights file {path} is inconsistent: it names a client twice.")
         if not bool(torch.isfinite(self.losses).all() and torch.isfinite(self.history).all()):

@@ -163,3 +163,13 @@ def test_a_vector_beyond_the_bound_is_not_sent() -> None:
     begun = Sum.begun()
     with pytest.raises(InputError, match="beyond ±65536"):
         Member("a").mask(begun.secrets["a"], begun.delivery(), np.full(3, 1e9))
+
+
+def test_as_many_shares_and_keys_as_members() -> None:
+    begun = Sum.begun()
+    with pytest.raises(InputError, match="one pair of shares from each"):
+        Member("a").mask(begun.secrets["a"], begun.delivery(shares=begun.delivery().shares[:-1]), VECTOR)
+    secrets, _ = Member("a").advertise(Opening(sum="sum-1"))
+    short = begun.roster.model_copy(update={"seal_keys": begun.roster.seal_keys[:-1]})
+    with pytest.raises(InputError, match="pair of keys for each"):
+        Member("a").share(secrets, short)

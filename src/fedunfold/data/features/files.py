@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from fedunfold.data import arrays
 from fedunfold.data.npz import NUMBERS_AND_TEXT, first_line, read_npz
 from fedunfold.errors import InputError
 from fedunfold.files import write_atomically
+from fedunfold.tensor_files import UNREADABLE, open_tensors
 
 ENDINGS = (".npz", ".safetensors")
 METADATA = "fedunfold.features"  # one entry only: safetensors writes several in no fixed order
@@ -77,7 +77,7 @@ def read_about(path: Path) -> About | None:
         return None
     try:
         return About.from_json(str(text))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -116,12 +116,12 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     if path.suffix == ".npz":
         return read_npz(path, tuple(KINDS), optional=("about",), kinds=NUMBERS_AND_TEXT)
     try:
-        with safe_open(path, framework="numpy") as file:
+        with open_tensors(path, "numpy") as file:
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             texts = json.loads((file.metadata() or {}).get(METADATA, "{}"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; check the path.") from error
-    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path} cannot be read ({first_line(error)}); make it again.") from error
     for name in ("name", "synset", "about"):
         if isinstance(texts, Mapping) and name in texts:
@@ -139,11 +139,11 @@ def _checked(path: Path, columns: Mapping[str, NDArray[Any]]) -> Features:
             raise InputError(f"{name} in {path} has shape {array.shape}; it needs {dimensions} dimension(s).")
         if array.dtype.kind not in kind and array.size:
             raise InputError(f"{name} in {path} has type {array.dtype}; it must be {KIND_WORDS[kind]}.")
-    names, classes = (tuple(columns[name].tolist()) for name in ("name", "synset"))
+    classes = tuple(columns["synset"].tolist())
     if not classes or len(set(classes)) != len(classes):
         raise InputError(f"synset in {path} must name at least one class, and each once.")
     x = arrays.features({f"x in {path}": columns["x"]})[f"x in {path}"]
     y = arrays.labels(columns["y"], f"y in {path}", len(x), len(classes))
-    if len(names) != len(x):
-        raise InputError(f"name in {path} has {len(names)} entries but x has {len(x)} rows; give one a row.")
-    return Features(x, y, names, classes)
+    if (named := len(columns["name"])) != len(x):
+        raise InputError(f"name in {path} has {named} entries but x has {len(x)} rows; give one a row.")
+    return Features(x, y, tuple(columns["name"].tolist()), classes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedunfold.data.features.files import Skipped
 from fedunfold.data.npz import NUMBERS_AND_TEXT, read_npz
 from fedunfold.errors import InputError
-from fedunfold.files import write_atomically
+from fedunfold.files import read_json, write_atomically
 
 RECIPE = "recipe.json"
 BATCH = "{:09d}-{:09d}.npz"
@@ -87,7 +87,7 @@ class PartialResults:
 def _difference(file: Path, recipe: Mapping[str, str]) -> str | None:
     """The first part of the recipe that the file does not have."""
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
         return next((name for name, value in recipe.items() if found[name] != value), None)
     except (OSError, ValueError, LookupError, TypeError):
         return RECIPE
@@ -100,9 +100,10 @@ def _read_batches(folder: Path) -> list[Batch]:
         start, stop = (int(part) for part in file.stem.split("-"))
         try:
             arrays = read_npz(file, ("rows", "x", "skipped"), kinds=NUMBERS_AND_TEXT)
+            whole = arrays["skipped"].shape[1:] == (2,) and arrays["rows"].shape == arrays["x"].shape[:1]
         except InputError:  # cut short when the machine stopped
-            arrays = None
-        if arrays is None or start != (batches[-1].stop if batches else 0):
+            whole = False
+        if not whole or start != (batches[-1].stop if batches else 0):
             file.unlink()
             continue
         skipped = tuple(Skipped(name, reason) for name, reason in arrays["skipped"].tolist())

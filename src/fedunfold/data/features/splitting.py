@@ -1,7 +1,7 @@
 """Features brought to one scale, and divided into rows for the clients and rows for the test."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,16 +13,22 @@ from fedunfold.errors import InputError
 from fedunfold.randomness import generator
 
 
-def unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Every row over its root mean square, √(mean_j x_j²); a row of zeros stays one."""
-    scale = np.sqrt(np.square(x).mean(1, keepdims=True))
+def unit(x: NDArray[np.float32], name: Callable[[int], str] = "row {}".format) -> NDArray[np.float32]:
+    """Every row over its root mean square, √(mean_j x_j²); a row of zeros stays one. `name` tells of which a row is."""
+    with np.errstate(over="ignore"):  # what is too large to be squared is named below
+        scale = np.sqrt(np.square(x).mean(1, keepdims=True))
+    finite = np.isfinite(scale)
+    if not finite.all():
+        raise InputError(
+            f"the features of {name(int(np.argmin(finite)))} are too large to be scaled; use scaling 'none'."
+        )
     result: NDArray[np.float32] = np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)
     return result
 
 
 def unit_rows(features: Features) -> Features:
     """The features with every row brought to a root mean square of 1."""
-    return replace(features, x=unit(features.x))
+    return replace(features, x=unit(features.x, lambda row: str(features.names[row])))
 
 
 def held_out(

@@ -7,8 +7,8 @@ checksum holds. So a run that was killed goes on where it was, and the results d
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from fedunfold.weighting.learned import LearnedWeights
 
 SETTING = "setting.json"
 log = logging.getLogger(__name__)
-TRIAL = {"accuracies", "class_accuracy", "rounds", "client_steps", "participations", "seconds"}
+LISTS = {"accuracies", "class_accuracy"}
+NUMBERS = {"rounds", "client_steps", "participations", "seconds"}
+TRIAL = LISTS | NUMBERS
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Records:
         if learning is None:
             return self.weights_file(case, name).exists()
         found = self.weights(case, name)
-        if found is not None and Learning(**found.settings["learning"]) != learning:
+        if found is not None and found.settings.get("learning") != json.loads(json.dumps(asdict(learning))):
             raise InputError(
                 f"{self.folder / case.name / name} holds weights that were learned in another way; delete that "
                 "folder, or choose another --out."
@@ -78,7 +80,7 @@ class Records:
         if not file.exists():
             return False
         try:
-            read_record(file, TRIAL)
+            _read(file, TRIAL)
         except DamagedError:
             _again(file)
             return False
@@ -101,14 +103,14 @@ class Records:
         """The trials there are, in order, `most` at most."""
         found: list[dict[str, Any]] = []
         while len(found) < most and self.has_trial(case, name, len(found)):
-            found.append(read_record(self._file(case, name, f"trial-{len(found)}.json"), TRIAL))
+            found.append(_read(self._file(case, name, f"trial-{len(found)}.json"), TRIAL))
         return found
 
     def seconds(self, cases: list[Case]) -> float:
         """Time that all records of these cases took to make, added up."""
         folders = [self.folder / case.name for case in cases]
         files = [f for folder in folders for kind in ("learning", "trial-*") for f in folder.glob(f"*/{kind}.json")]
-        return sum(float(read_record(file, {"seconds"})["seconds"]) for file in files)
+        return sum(float(_read(file, {"seconds"})["seconds"]) for file in files)
 
     def _file(self, case: Case, name: str, file: str) -> Path:
         return self.folder / case.name / name / file
@@ -140,3 +142,13 @@ def _again(file: Path) -> None:
     """A damaged record is no record: what it held is computed again."""
     log.warning("record %s is damaged; it is made again.", file)
     file.unlink()
+
+
+def _read(file: Path, names: Set[str]) -> dict[str, Any]:
+    """A record with these names, numbers and lists of numbers where a trial has such."""
+    content = read_record(file, names)
+    for name in sorted(names & TRIAL):
+        values = content[name] if name in LISTS else [content[name]]
+        if not (isinstance(values, list) and all(type(value) in (int, float) for value in values)):
+            raise DamagedError(f"record {file} is damaged ('{name}' is something else); delete it and run again.")
+    return content

@@ -1,6 +1,5 @@
 """What is run in each study: environments, methods, and how weights are learned."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from fedunfold.environments import Environment, environment
 from fedunfold.errors import InputError
 from fedunfold.experiments.attacks import Attack
 from fedunfold.experiments.methods import RECOMMENDED, Method, changed, method
+from fedunfold.files import read_json
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding import FAST, Learning, published
 from fedunfold.unfolding.adjoint import AdjointKind
@@ -265,11 +265,11 @@ def _under_attack(env: Environment, setting: Setting) -> list[Entry]:
 def read_assignment(path: Path) -> list[list[tuple[int, float]]]:
     """[class, images] pairs for every client from a JSON file ``{"clients": [[[class, images], …], …]}``."""
     try:
-        clients = json.loads(path.read_text(encoding="utf-8"))["clients"]
+        clients = read_json(path)["clients"]
         return [[(int(label), float(images)) for label, images in own] for own in clients]
     except OSError as error:
         raise InputError(f"assignment file {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
         raise InputError(
             f'assignment file {path} must hold {{"clients": [[[class, images], …], …]}} ({error}).'
         ) from error

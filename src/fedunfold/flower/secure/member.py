@@ -106,6 +106,8 @@ class Member:
     def mask(self, secrets: Secrets | None, delivery: Delivery, vector: np.ndarray) -> tuple[Secrets, np.ndarray]:
         """The vector as integers, under its own mask and one for every other member that has shared its secrets."""
         secrets = self._at("shared", secrets, delivery.sum)
+        if len(delivery.shares) != len(delivery.members):
+            raise InputError(f"client '{self.key}' is not sent one pair of shares from each of the others.")
         if len(set(delivery.members)) < len(delivery.members) or len(delivery.members) + 1 < secrets.threshold:
             raise InputError(
                 f"client '{self.key}' adds its vector to those of at least {secrets.threshold - 1} others, not of "
@@ -164,6 +166,10 @@ class Member:
 
     def _check(self, secrets: Secrets, roster: Roster) -> None:
         count = len(roster.members)
+        if not count == len(roster.seal_keys) == len(roster.mask_keys):
+            raise InputError(
+                f"client '{self.key}' is told of {count} members of a sum and not of a pair of keys for each."
+            )
         if not count == len(set(roster.members)) == len(set(roster.seal_keys)) == len(set(roster.mask_keys)):
             raise InputError(f"client '{self.key}' is told of members of a sum with the same name or key.")
         own = tuple(
