@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedunfold import limits
-from fedunfold.checkpoints import Checkpoint
+from fedunfold.checkpoints import Checkpoint, write_record
 from fedunfold.data.features.files import METADATA, load_features, read_about
 from fedunfold.data.npz import read_npz
 from fedunfold.environments import Environment, ModelSpec
@@ -154,8 +154,7 @@ def test_a_record_with_words_for_numbers(tmp_path: Path) -> None:
 
     case = Case(environment("digits-flaky"))
     file = tmp_path / case.name / "fedavg" / "learning.json"
-    file.parent.mkdir(parents=True)
-    file.write_text('{"seconds": "long"}')
+    write_record(file, {"seconds": "long"})
     refused(lambda: Records(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
 
 

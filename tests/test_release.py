@@ -17,7 +17,7 @@ from fedunfold.version import VERSION
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "fedunfold"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTRAS = set(PROJECT["project"]["optional-dependencies"]) - {"dev", "docs"}
+EXTRAS = set(PROJECT["project"]["optional-dependencies"]) - {"dev", "docs", "supply"}
 NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")
 
 

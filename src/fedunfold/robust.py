@@ -117,17 +117,29 @@ def mean() -> Aggregator:
 
 
 def median() -> Aggregator:
-    """The coordinate-wise median: nobody with less than half of the weight can move it far. The most cautious."""
+    """The coordinate-wise median: nobody with less than half of the weight can move it far. The most cautious.
+
+    >>> median().combine(torch.tensor([[1.0], [2.0], [90.0]]), torch.ones(3) / 3).tolist()
+    [2.0]
+    """
     return Aggregator("median")
 
 
 def trimmed(share: float = 0.2) -> Aggregator:
-    """The coordinate-wise trimmed mean: closer to the mean than the median, safe up to `share` of the weight."""
+    """The coordinate-wise trimmed mean: closer to the mean than the median, safe up to `share` of the weight.
+
+    >>> trimmed(share=0.25).combine(torch.tensor([[1.0], [2.0], [4.0], [90.0]]), torch.ones(4) / 4).tolist()
+    [3.0]
+    """
     return Aggregator("trimmed", share=share)
 
 
 def krum(bad: float = 1) -> Aggregator:
-    """Multi-Krum: leave out the `bad` updates that lie farthest from the others, and weigh the rest."""
+    """Multi-Krum: leave out the `bad` updates that lie farthest from the others, and weigh the rest.
+
+    >>> krum(bad=1).combine(torch.tensor([[1.0], [1.0], [2.0], [2.0], [90.0]]), torch.ones(5) / 5).tolist()
+    [1.5]
+    """
     if not (math.isfinite(bad) and bad == int(bad)):
         raise InputError(f"krum expects a whole number of bad clients, at least 1, not {bad}.")
     return Aggregator("krum", bad=int(bad))

@@ -47,7 +47,11 @@ NOTHING = 1e-100  # the length of an update of 0, which has no logarithm
 
 @dataclass(frozen=True)
 class SetAside:
-    """A client whose part of a round was not used, and why."""
+    """A client whose part of a round was not used, and why.
+
+    >>> SetAside(round=3, client="hospital-b", reason="has a NaN").client
+    'hospital-b'
+    """
 
     round: int
     client: str

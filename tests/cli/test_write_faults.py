@@ -137,6 +137,11 @@ def test_every_step_of_writing_can_fail(
         if faults.count < n:
             break
         faults.let_fail(0)
+        if "JsonLines failed" in failed.err:  # only the live file, which the run goes on without
+            assert failed.code == 0, n
+            found = content(tmp_path / "runs")
+            assert {name: file for name, file in found.items() if not name.endswith("progress.jsonl")} == expected, n
+            continue
         assert failed.code == 2, n
         *notes, error = failed.err.splitlines()
         assert not notes, n

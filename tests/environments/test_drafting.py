@@ -12,7 +12,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
 @given(
-    name=TEXT,
+    name=TEXT.filter(str.isprintable),
     path=TEXT,
     classes=st.lists(TEXT, min_size=2, max_size=4, unique=True),
     sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=5),
@@ -23,7 +23,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 def test_what_is_drafted_is_what_is_read(
     name: str, path: str, classes: list[str], sizes: list[int], features: int, epochs: int, reliability: float
 ) -> None:
-    """Whatever the names: quotes, line ends and signs of TOML come through."""
+    """Whatever the names: quotes, signs of TOML and, where they may be, line ends come through."""
     training = suggested(sizes, features)
     keys = [f"site-{k}" for k in range(len(sizes))]
     draft = Draft(

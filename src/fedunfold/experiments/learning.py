@@ -16,7 +16,7 @@ from fedunfold.rounds import Algorithm
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.tracking import Tracker, telling
 from fedunfold.tracking.records import iteration_records
-from fedunfold.unfolding import Learning, learn
+from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -73,6 +73,8 @@ def learn_weights(
         env, data.restricted(fraction, env.seed), model=model, device=device_of(device), dtype=dtype
     )
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
+    check_learnable(algorithm)
+    check_learning(learning)
     settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
     with telling(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
         learned = learn(

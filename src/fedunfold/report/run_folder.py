@@ -148,8 +148,9 @@ def write_settings(
 
 def make_writable(folder: Path) -> bool:
     """Find out now rather than after the work whether a folder can be written to; True where it was made for that."""
-    new = not folder.exists()
+    new = False
     try:
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".fedunfold-probe"
         probe.touch()

@@ -103,6 +103,12 @@ def published(iterations: int, lr: float) -> Mapping[str, Any]:
     return {"iterations": iterations, "lr": lr, "optimizer": "adam", "decay": "none"}
 
 
+def check_learning(given: object) -> None:
+    """Refuse what only looks like a way to learn, such as a schedule's name."""
+    if not isinstance(given, Learning):
+        raise InputError(f"learning is a Learning, such as Learning(iterations=25), not {given!r}.")
+
+
 def check_learnable(algorithm: Algorithm) -> None:
     """Refuse what is no algorithm, and what the adjoint does not reach through."""
     check_algorithm(algorithm)
@@ -136,8 +142,7 @@ def learn(
     gone on from, of which `on_iteration` hears first: the result is the same as without the interruption.
     """
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
-    if not isinstance(learning, Learning):
-        raise InputError(f"learning is a Learning, such as Learning(iterations=25), not {learning!r}.")
+    check_learning(learning)
     if rounds < 1:
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
     check_learnable(algorithm)
