@@ -41,7 +41,7 @@ ONLY_READ = {
 }
 OWN_TEST = {"docs/own-data.md": "tests/test_own_data_page.py, beside the files it needs"}
 MINE = ("fedunfold env show digits-flaky > mine.toml", "fedunfold learn mine.toml --out runs/mine")
-GIVEN = {"docs/files.md": MINE, "docs/robustness.md": MINE}
+GIVEN = {"docs/resuming.md": MINE, "docs/robustness.md": MINE}
 """What a page takes for granted."""
 NEEDS = {"docs/flower.md": "flwr", "docs/secure.md": "flwr", "README.md": "flwr"}
 

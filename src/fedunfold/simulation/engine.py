@@ -16,11 +16,11 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
-from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk, can_walk
+from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Findings, Launched, Round
-from fedunfold.simulation.schedule import Draw, Plan, Share, plan, sample_coefficients
+from fedunfold.simulation.schedule import Draw, Plan, Share, plan
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
@@ -74,7 +74,6 @@ class SimulatedFederation:
         self._device, self._dtype = torch.device(device), dtype
         self._memory_budget = _memory(self._device) if memory_budget is None else memory_budget
         self._x, self._y = data.x.to(self._device, dtype), data.y.to(self._device)
-        self._test = data.x_test.to(self._device, dtype), data.y_test.to(self._device)
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
@@ -86,6 +85,7 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
+        self._held = HeldData(data, self._x, self._y, self._kernel, environment.batch_size)
         self._ahead: tuple[Walks, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
@@ -143,7 +143,7 @@ class SimulatedFederation:
         needs = request.needs
         if "start_loss" in needs:
             asked = np.arange(len(self.clients)) if request.absent_loss == "evaluate" else round.there
-            found.start_loss = self._losses_at(round, asked, per_sample=True)
+            found.start_loss = self._held.losses_at(round, asked, per_sample=True)
         return RoundReport(
             round=request.round,
             keys=self.data.keys,
@@ -178,7 +178,7 @@ class SimulatedFederation:
     def outer(self, request: RoundRequest) -> OuterReport:
         everybody = np.ones(len(self.clients), dtype=bool)
         round = self._round(request, everybody)
-        loss, gradient = self._outer_at(round, round.there)
+        loss, gradient = self._held.outer_at(round, round.there)
         return OuterReport(self._finite(loss, round), gradient)
 
     def module(self, model: Tensor) -> nn.Module:
@@ -189,19 +189,14 @@ class SimulatedFederation:
 
     @_few_threads
     def evaluate(self, model: Tensor) -> Evaluation:
-        x, y = self._test
-        predicted, losses = FixedModel(self._kernel, model).predictions(x, y)
-        classes = self.data.classes
-        right = torch.bincount(y[predicted == y], minlength=classes).double()
-        per_class = right / torch.bincount(y, minlength=classes)
-        return Evaluation(float(right.sum() / len(y)), float(losses.double().mean()), per_class.cpu())
+        return self._held.test(model)
 
     @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:
         """Accuracy of one model on each client's own training data, [K]."""
         clients = np.arange(len(self.clients))
         shared = model.to(self._device, self._dtype).expand(len(clients), -1)
-        return torch.tensor(self._training_accuracies(shared, clients), dtype=torch.float64)
+        return torch.tensor(self._held.accuracies(shared, clients), dtype=torch.float64)
 
     # --- one round ---------------------------------------------------------------------------------------
 
@@ -236,7 +231,7 @@ class SimulatedFederation:
         outer = None
         if request.outer is not None:
             factors = np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds])
-            outer = OuterTerms(request.outer, self._tensor(factors[lanes]), self._class_weights(request))
+            outer = OuterTerms(request.outer, self._tensor(factors[lanes]), self._held.class_weights(request))
         inside = np.concatenate([round.inside[round.there] for round in rounds])
         parts = (self._x, self._y, schedule, self._tensor(self.lr * inside[lanes]), request.update, outer)
         if isinstance(self._kernel, LinearStack) and self._one_launch(self._kernel, request):
@@ -310,7 +305,7 @@ class SimulatedFederation:
         else:
             found.outer_loss += float(tally.outer_loss.double().sum())
         if "accuracy" in request.needs:
-            found.accuracy[there] = self._training_accuracies(request.model + found.updates, there)
+            found.accuracy[there] = self._held.accuracies(request.model + found.updates, there)
         # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
         per_update = -1 / (self.lr * round.inside[there])
         if "gradients" in request.needs:
@@ -351,27 +346,13 @@ class SimulatedFederation:
         if not len(round.away) or not _asks_absent(request):
             return found
         if "loss" in request.needs:
-            found.loss[round.away] = self._losses_at(round, round.away, per_sample=False)[round.away]
+            found.loss[round.away] = self._held.losses_at(round, round.away, per_sample=False)[round.away]
         if _outer_on_the_way(request):
-            found.absent_loss, gradient = self._outer_at(round, round.away)
+            found.absent_loss, gradient = self._held.outer_at(round, round.away)
             found.outer_gradients.append(gradient)
         return found
 
-    # --- one model that does not move --------------------------------------------------------------------
-
-    def _outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The outer loss of some clients at w^(t), and its gradient."""
-        request, outer = round.request, round.request.outer
-        if outer is None:
-            raise InputError("the request names no outer loss.")
-        rows = self._rows(clients)
-        factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients].astype(int))
-        weights = self._tensor(self._minibatch_coefficients(round, clients) * factors)
-        class_weights = self._class_weights(request)
-        if class_weights is not None:
-            weights = weights * class_weights[self._y[rows]]
-        fixed = FixedModel(self._kernel, request.model)
-        return fixed.outer(self._x[rows], self._y[rows], weights, outer)
+    # --- small things ------------------------------------------------------------------------------------
 
     def _finite(self, outer_loss: Tensor, round: Round) -> float:
         loss = float(outer_loss)
@@ -381,49 +362,6 @@ class SimulatedFederation:
                 f"rate (now {self.lr})."
             )
         return loss
-
-    def _losses_at(self, round: Round, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
-        """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
-        out = np.full(len(self.clients), np.nan)
-        if not len(clients):
-            return out
-        rows = self._rows(clients)
-        _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
-        sizes = self._sizes[clients].astype(int)
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
-        owner = np.repeat(np.arange(len(clients)), sizes)
-        out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
-        return out
-
-    def _training_accuracies(self, models: Tensor, clients: np.ndarray) -> list[float]:
-        """Accuracy of a model for each client on its own training data."""
-        accuracies = []
-        for model, k in zip(models, clients, strict=True):
-            rows = slice(self.data.offsets[k], self.data.offsets[k + 1])
-            predicted, _ = FixedModel(self._kernel, model).predictions(self._x[rows], self._y[rows])
-            accuracies.append(float((predicted == self._y[rows]).double().mean()))
-        return accuracies
-
-    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
-        batch_size = self.environment.batch_size
-        return np.concatenate([sample_coefficients(*walk, batch_size) for walk in round.walks(clients)])
-
-    def _class_weights(self, request: RoundRequest) -> Tensor | None:
-        if request.outer is None:
-            return None
-        weights = request.outer.class_weights(self.data.label_counts)
-        if weights is not None and request.class_weights is not None:
-            weights = request.class_weights
-        return None if weights is None else weights.to(self._device, self._dtype)
-
-    # --- small things ------------------------------------------------------------------------------------
-
-    def _rows(self, clients: np.ndarray) -> Tensor | slice:
-        """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
-        if len(clients) == len(self.clients):
-            return slice(None)
-        offsets = self.data.offsets
-        return torch.cat([torch.arange(offsets[k], offsets[k + 1], device=self._device) for k in clients])
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device, self._dtype)
