@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedunfold.errors import InputError
-from fedunfold.files import write_atomically
+from fedunfold.files import remove_left_overs, write_atomically
 
 
 def write(path: Path, words: str) -> None:
@@ -81,3 +81,18 @@ def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
         write(tmp_path / "weights.txt", "words")
     assert [path.name for path in tmp_path.iterdir()] == ["weights.txt"]
+
+
+def test_only_half_written_files_of_ours_are_removed(tmp_path: Path) -> None:
+    ours = [
+        tmp_path / ".weights-partial-a1b2c3_d.safetensors",
+        tmp_path / "unfinished" / ".asked-partial-00000000.json",
+    ]
+    theirs = [tmp_path / ".mine-partial-notes.txt", tmp_path / "other" / ".x-partial-a1b2c3_d.txt"]
+    for file in (*ours, *theirs):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (tmp_path / ".x-partial-a1b2c3_e").mkdir()
+    remove_left_overs(tmp_path, "unfinished")
+    assert not any(file.exists() for file in ours)
+    assert all(file.exists() for file in theirs)

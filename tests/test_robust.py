@@ -65,6 +65,12 @@ def test_krum_by_hand() -> None:
     assert krum(1).combine(updates, weights).tolist() == pytest.approx([(2 + 2 + 4) / 5])
 
 
+def test_krum_measures_parameters_alone() -> None:
+    updates = tensor([0.0, 50.0], [0.1, 0.0], [0.2, 0.0], [0.3, 0.0], [9.0, 0.0])
+    found = krum(1).combine(updates, equal(5), statistics=1)
+    assert found.tolist() == pytest.approx([0.15, 12.5])
+
+
 def test_krum_needs_enough() -> None:
     assert krum(2).needed == 7
     assert krum(2).combine(torch.ones(6, 2), equal(6)).tolist() == [0, 0]

@@ -12,9 +12,11 @@ from torch import Tensor
 from fedunfold.environments import environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import RoundReport
+from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, Server, aggregate, run_rounds
 from fedunfold.screening import SetAside, Sifted, check_screen, sift
 from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.updates import nova
 from fedunfold.weighting import fedadp, size
 from tests.federations import RUN, simulated, tiny
@@ -58,6 +60,16 @@ def test_steps_count_by_their_root() -> None:
     assert names(sift(walked, "norm", [])) == []
     assert names(sift(walked, "norm", [], same_steps=True)) == ["site-4"]
     assert names(sift(replace(walked, steps=torch.zeros(5, dtype=torch.long)), "norm", [])) == ["site-4"]
+
+
+def test_running_statistics_are_no_part_of_a_length() -> None:
+    """The last number is a statistic: large at an honest client, and no cover for a long step."""
+    honest, long = lengths_of(1, 1, 1, 1, 1), lengths_of(1, 1, 1, 1, 8)
+    for found in (honest, long):
+        found.updates[:, 2] = 100.0
+    honest.updates[4, 2] = 1000.0
+    assert names(sift(replace(honest, statistics=1), "norm", [])) == []
+    assert names(sift(replace(long, statistics=1), "norm", [])) == ["site-4"]
 
 
 def test_few_clients_are_judged_by_earlier_rounds() -> None:
@@ -190,6 +202,22 @@ def test_a_run_names_who_was_set_aside_and_goes_as_if_they_were_away() -> None:
     expected = run_rounds(simulated(away), size(), 3, algorithm=Algorithm(absent="drop"), run=RUN)
     assert torch.equal(result.present, expected.present)
     torch.testing.assert_close(result.model, expected.model)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_nothing_of_an_update_too_large_to_be_measured_is_learned_from(adjoint: AdjointKind) -> None:
+    """Its entries are finite, its length is not: single precision has no squares of 1e25."""
+    env = tiny(rounds=2, lr=0.01, model=())
+    data = env.load()
+    data.x[data.offsets[1] : data.offsets[2]] *= 1e22
+    federation = SimulatedFederation(env, data)
+    start, theta = federation.initial_model(RUN), torch.ones(2, 3, dtype=torch.float64)
+    found, screened = (
+        unfold(federation, theta, Algorithm(screen=screen), OuterLoss("path"), adjoint, run=RUN, model=start)
+        for screen in ("finite", "norm")
+    )
+    assert {entry.client for entry in found.set_aside} == {"b"}
+    torch.testing.assert_close(found.gradient, screened.gradient)
 
 
 def test_honest_clients_are_left_alone() -> None:

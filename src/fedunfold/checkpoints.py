@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedunfold.errors import InputError
 from fedunfold.files import size_of, write_atomically
-from fedunfold.limits import RECORD_BYTES
+from fedunfold.limits import RECORD_BYTES, Limit
 from fedunfold.tensor_files import UNREADABLE
 
 FORMAT = 1
@@ -141,9 +141,8 @@ def write_record(file: Path, content: Mapping[str, Any], indent: int | None = No
 
 def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
     """What `write_record` wrote, with these names in it."""
-    content = _content(file)
+    content = _content(file, RECORD_BYTES)
     try:
-        RECORD_BYTES.check(len(content), f"{file}: ")
         found: dict[str, Any] = json.loads(content)
         missing = sorted({"format", *names} - found.keys())
     except (ValueError, AttributeError, RecursionError) as error:
@@ -155,9 +154,11 @@ def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ("checksum", "format")}
 
 
-def _content(file: Path) -> bytes:
+def _content(file: Path, limit: Limit | None = None) -> bytes:
     try:
-        size_of(file)  # refuses what has no end
+        size = size_of(file)  # refuses what has no end
+        if limit is not None:
+            limit.check(size, f"{file}: ")
         content = file.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}; mend that, and run the same command again.") from error

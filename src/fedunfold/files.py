@@ -21,6 +21,7 @@ if sys.platform != "win32":
     import fcntl
 
 _LEFT_OVER = "-partial-"
+_TEMPORARY = re.compile(rf"{_LEFT_OVER}[a-z0-9_]{{8}}(\.[^.]*)?$")  # as tempfile names them
 NAME_PARTS = 16
 PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
 LONG_NAME = re.compile(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS}}}")
@@ -66,10 +67,16 @@ def _told(error: OSError, path: Path) -> WriteError:
     return WriteError(f"cannot write {path}: {error.strerror or error}; {remedy}.")
 
 
-def remove_left_overs(folder: Path) -> None:
-    """Delete what writers that were killed left half-written; only for who holds the folder's lock."""
-    for file in folder.rglob(f".*{_LEFT_OVER}*"):
-        file.unlink(missing_ok=True)
+def remove_left_overs(folder: Path, *inner: str) -> None:
+    """Delete what writers that were killed left half-written in a folder, and at any depth in the `inner` ones; only
+    for who holds the folder's lock."""
+    found = [
+        *folder.glob(f".*{_LEFT_OVER}*"),
+        *(f for name in inner for f in (folder / name).rglob(f".*{_LEFT_OVER}*")),
+    ]
+    for file in found:
+        if _TEMPORARY.search(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 class InUseError(InputError):

@@ -12,6 +12,10 @@ from fedunfold.errors import InputError
 LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
 
 
+class LimitError(InputError):
+    """More than is believed."""
+
+
 @dataclass(frozen=True)
 class Limit:
     """At most `usual` of something, or what the environment variable FEDUNFOLD_MAX_<name> says."""
@@ -37,7 +41,7 @@ class Limit:
         """The value, where it is not too large; `prefix` names file or field where nobody else does."""
         if value > self.most:
             found = str(value) if value <= LARGEST else "that"
-            raise InputError(
+            raise LimitError(
                 f"{prefix}{found} is more than the {self.most} {self.things} that are believed; "
                 f"set {self.variable} if it is meant."
             )

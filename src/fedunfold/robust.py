@@ -65,8 +65,10 @@ class Aggregator:
                 f"{clients}; expect fewer bad ones, or take median or trimmed."
             )
 
-    def combine(self, updates: Tensor, coefficients: Tensor) -> Tensor:
+    def combine(self, updates: Tensor, coefficients: Tensor, statistics: int = 0) -> Tensor:
         """u from m [n, d] and α [n]; 0 where they are fewer than needed, or have no weight.
+
+        The last `statistics` numbers of an update, running statistics, do not count in distances.
 
         >>> updates = torch.tensor([[0.0], [1.0], [8.0]])
         >>> [float(rule.combine(updates, torch.ones(3) / 3)) for rule in (mean(), median(), trimmed(1 / 3))]
@@ -79,7 +81,7 @@ class Aggregator:
         if len(updates) < max(1, self.needed) or not bool(total > 0):
             return updates.new_zeros(updates.shape[1])
         if self.name == "krum":
-            chosen = self._nearest(updates)
+            chosen = self._nearest(updates[:, : updates.shape[1] - statistics])
             share = alpha[chosen].sum()
             return total * (alpha[chosen] @ updates[chosen]) / share if bool(share > 0) else 0 * updates[0]
         values, order = updates.sort(0)

@@ -141,8 +141,8 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
         return server, Aggregation(report.present, entering, None)
     if report.hidden is None:
         shares, combine = coefficients(weights, report.present, absent), algorithm.aggregate.combine
-        direction = combine(entering.updates(), step_size * shares[entering.clients])
-        moved = combine(report.updates, shares[report.present]) if report.statistics else direction
+        direction = combine(entering.updates(), step_size * shares[entering.clients], report.statistics)
+        moved = combine(report.updates, shares[report.present], report.statistics) if report.statistics else direction
         put_together = Aggregation(report.present, entering, direction)
     else:
         found, moved = hidden_direction(report.hidden, weights, absent)

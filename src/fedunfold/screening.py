@@ -3,7 +3,8 @@
 A client that is set aside counts as absent in that round, for the weighting rule, the aggregation and the gradient of
 the weights: its update, its losses and its part of the outer loss are left out, and the server remembers none of them.
 
-`finite` sets aside what is NaN or infinite, always. `norm` does so too with an update that is far longer than the
+`finite` sets aside what is NaN, infinite or too large to be measured, always; where nobody is left of those who were
+there, it is the training that diverges, and an error. `norm` does so too with an update that is far longer than the
 federation's. With the length of an update over the root of its steps,
 
     x_k = log(‖Δ_k‖ / √τ_k)      (τ_k = 1 where the local update scales all walks to the same number of steps, or
@@ -42,6 +43,7 @@ DEVIATIONS = 3.5
 TIMES = 5.0
 AT_LEAST = 5
 FEW = 5  # clients named in an error
+NOT_USABLE = "has a NaN, infinite or far too large value"
 NOTHING = 1e-100  # the length of an update of 0, which has no logarithm
 
 
@@ -74,6 +76,11 @@ def check_screen(screen: str) -> Screen:
     return cast(Screen, screen)
 
 
+def usable(updates: Tensor) -> Tensor:
+    """Which rows [P] are finite and small enough to be measured, and so to be added up."""
+    return torch.isfinite(updates.norm(dim=1))
+
+
 def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_steps: bool = False) -> Sifted:
     """Look at a round's updates, and set aside those that cannot be used.
 
@@ -83,10 +90,11 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
     reasons = dict(report.refused)
     if report.hidden is None:
         there = torch.nonzero(report.present).flatten()
-        norms = report.updates.norm(dim=1).double().cpu()
+        # Running statistics are no part of a step, and may be far larger than one.
+        norms = report.updates[:, : report.updates.shape[1] - report.statistics].norm(dim=1).double().cpu()
         own = torch.ones(len(there)) if same_steps else report.steps[there].clamp(min=1).double()
         found = (norms / own.sqrt()).clamp(min=NOTHING).log()
-        finite = torch.isfinite(norms)
+        finite = usable(report.updates).cpu()
         if len(there) and not bool(finite.any()):
             bad = sorted({*reasons, *(report.keys[k] for k in there.tolist())})
             named = ", ".join(f"client '{key}'" for key in bad[:FEW])
@@ -96,7 +104,7 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
                 f"{named}{more}; lower the learning rate of the clients."
             )
         accepted = finite.clone()
-        reasons |= {report.keys[k]: "has a NaN, infinite or far too large value" for k in there[~finite].tolist()}
+        reasons |= {report.keys[k]: NOT_USABLE for k in there[~finite].tolist()}
         if screen == "norm":
             middle, most = _range(found[finite], past)
             accepted &= found <= most

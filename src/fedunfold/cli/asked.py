@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedunfold.report.run_folder import RunFolder
     from fedunfold.report.unfinished import Asked
 
-ELSEWHERE = {"out", "overwrite", "resume", "format", "threads", "jobs"}
+ELSEWHERE = {"out", "overwrite", "resume", "format", "threads", "jobs", "track"}
 """Where a run goes, how it is shown and how fast it is: what does not belong to what was asked for."""
 
 
@@ -37,7 +37,7 @@ def asked_for(command: str, environment: "Environment | None" = None) -> "Asked"
     arguments: dict[str, Any] = {}
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name in ELSEWHERE or value in (None, False, [], ()):
+        if parameter.name in ELSEWHERE or value is None or value is False or value in ([], ()):
             continue
         name = parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
         arguments[name] = list(map(str, value)) if isinstance(value, list | tuple) else _plain(value)

@@ -69,7 +69,7 @@ def reproduce(
             folder.rmdir()
         raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
     with FolderLock(folder):
-        remove_left_overs(folder)
+        remove_left_overs(folder, "records")
         rep.check_same(records, setting, [case for case, _ in results.cases()])
         tasks = [task for case, entries in results.cases() for task in rep.tasks(case, entries)]
         todo = [task for task in tasks if not task.done(records)]

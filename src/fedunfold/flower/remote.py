@@ -20,6 +20,7 @@ from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundRepor
 from fedunfold.flower.assignment import Arrays, Assignment, Registration, Reply, UpdateRule, Verb, checked
 from fedunfold.flower.faults import Faults
 from fedunfold.models import ModelFactory, flat_model, seeded, statistics
+from fedunfold.screening import NOT_USABLE, usable
 from fedunfold.simulation.schedule import Draw, Share
 from fedunfold.updates import sgd
 
@@ -240,6 +241,12 @@ class RemoteFederation:
     ) -> RoundReport:
         """The report of a round in which those drawn and heard of were there."""
         keys = self._keys
+        # Judged as `screening` does, and before outer parts are summed: those of a client set aside do not count.
+        sent = {key: answer.arrays["updates"] for key, answer in answers.items() if "updates" in answer.arrays}
+        lost = {key for key, update in sent.items() if not usable(update[None])}
+        if len(lost) < len(sent):
+            answers = {key: answer for key, answer in answers.items() if key not in lost}
+            refused = {**refused, **dict.fromkeys(lost, NOT_USABLE)}
         present = np.array([bool(is_there) and key in answers for key, is_there in zip(keys, drawn, strict=True)])
         trained = [key for key, is_there in zip(keys, present, strict=True) if is_there]
         there = [answers[key] for key in trained]

@@ -149,9 +149,10 @@ class WeightedStrategy(FedAvg):
             for entry in sifted.set_aside:
                 self.faults.add(entry.client, "set aside", f"round {run.round} {entry.reason}")
                 del answers[entry.client]
-            run.lengths.append(sifted.lengths)
-            row, run.state = self.rule(sifted.report, run.state)
+            row, remembered = self.rule(sifted.report, run.state)
             run.server, _ = aggregate(run.server, sifted.report, row, self.algorithm)
+            run.lengths.append(sifted.lengths)
+            run.state = remembered
             weights = dict(zip(report.keys, row.tolist(), strict=True))
         except FedunfoldError as error:
             log.error("round %d is left out: %s", run.round, error)

@@ -17,7 +17,7 @@ from fedunfold.experiments.comparing import Comparison, client_accuracies, train
 from fedunfold.files import FolderLock, InUseError, is_plain_file, read_json, remove_left_overs, write_atomically
 from fedunfold.report import figures
 from fedunfold.report.federation_record import FEDERATION, FederationRecord
-from fedunfold.report.unfinished import Asked, Unfinished
+from fedunfold.report.unfinished import UNFINISHED, Asked, Unfinished
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
 from fedunfold.tracking.records import iteration_records, round_record
@@ -50,7 +50,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._unfinished = Unfinished(path)
         try:
             self._lock = FolderLock(path)
-            remove_left_overs(path)
+            remove_left_overs(path, UNFINISHED)
             self.threads = self._opened(overwrite, resume)
         except BaseException:
             self._leave()

@@ -18,6 +18,8 @@ from fedunfold.machine import machine
 from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
+UNFINISHED = "unfinished"
+"""The folder, in that of a run, of where it stands."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Unfinished:
     """The folder `unfinished` in that of a run: what was asked for, and checkpoints."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.folder = run, run / "unfinished"
+        self.run, self.folder = run, run / UNFINISHED
         self._record = self.folder / "asked.json"
 
     @property

@@ -15,6 +15,7 @@ from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
+from fedunfold.screening import usable
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.held_data import HeldData
@@ -290,15 +291,18 @@ class SimulatedFederation:
         lanes = torch.from_numpy(launched.lanes).to(self._device)
         tally = launched.tally.of(lanes)
         walked = launched.models[lanes] - request.model
-        finite = torch.isfinite(tally.loss) & torch.isfinite(walked.sum(1))
+        found.updates = walked * self._column(round.after[round.there])
+        statistics = self._statistics
+        if statistics:
+            found.updates[:, -statistics:] = walked[:, -statistics:]
+        finite = torch.isfinite(tally.loss) & usable(found.updates)
         if not bool(finite.all()):
             self._refuse_divergence(finite, round)
-            walked, tally, round = walked[finite], tally.of(torch.nonzero(finite).flatten()), round.of(finite.cpu())
-        there = round.there
-        found.updates = walked * self._column(round.after[there])
-        if statistics := self._statistics:
-            found.updates[:, -statistics:] = walked[:, -statistics:]
+            found.updates, walked = found.updates[finite], walked[finite]
+            tally, round = tally.of(torch.nonzero(finite).flatten()), round.of(finite.cpu())
+        if statistics:
             walked[:, -statistics:] = 0  # what follows is about gradients
+        there = round.there
         found.loss[there] = tally.loss.cpu().double().numpy()
         if request.compares_updates:
             found.own_outer_loss = tally.outer_loss.cpu().double()

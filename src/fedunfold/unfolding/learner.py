@@ -205,8 +205,9 @@ def learn(
             )
             first = progress.losses[0] if progress.losses else loss
             gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
-            progress = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
-            progress = progress.with_set_aside([keys.index(entry.client) for entry in set_aside])
+            after = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
+            # In one step: Ctrl-C must not find an iteration without its counts.
+            progress = after.with_set_aside([keys.index(entry.client) for entry in set_aside])
             keep()
             if on_iteration is not None:
                 on_iteration(so_far())

@@ -16,6 +16,7 @@ from fedunfold.display import ShownTable
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundReport
 from fedunfold.files import is_plain_file, write_atomically
+from fedunfold.limits import LimitError
 from fedunfold.settings import Count, Settings
 from fedunfold.tensor_files import UNREADABLE, open_tensors
 from fedunfold.version import VERSION
@@ -173,6 +174,8 @@ class LearnedWeights:
                 version=header.version,
                 warnings=header.warnings,
             )
+        except LimitError:
+            raise  # too large is not damaged
         except UNREADABLE as error:
             raise DamagedError(
                 f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
