@@ -38,6 +38,7 @@ class FederationRecord(Record):
     description: str = ""
     digest: str
     classes: Count
+    class_names: tuple[str, ...] | None = None
     test_samples: Natural
     rounds: Count
     sampled: Count | None = None
@@ -47,6 +48,8 @@ class FederationRecord(Record):
     def _consistent(self) -> Self:
         if len({client.key for client in self.clients}) < len(self.clients):
             raise ValueError("it names a client twice")
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise ValueError(f"it names {len(self.class_names)} of {self.classes} classes")
         for client in self.clients:
             if len(client.label_counts) != self.classes:
                 raise ValueError(f"client {client.key} counts {len(client.label_counts)} of {self.classes} classes")
@@ -60,6 +63,7 @@ class FederationRecord(Record):
             description=environment.description,
             digest=environment.digest(data),
             classes=data.classes,
+            class_names=environment.class_names,
             test_samples=len(data.y_test),
             rounds=environment.rounds,
             sampled=environment.sampled,

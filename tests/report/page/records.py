@@ -23,12 +23,14 @@ def federation(
     epochs: Sequence[int] = (1, 1),
     keys: Sequence[str] = KEYS,
     name: str = "two-sites",
+    class_names: tuple[str, ...] | None = None,
 ) -> FederationRecord:
     """North alone has class 0, south alone class 2; 8 and 12 samples, shares of 0.4 and 0.6."""
     return FederationRecord(
         environment=name,
         digest="d1",
         classes=len(counts[0]),
+        class_names=class_names,
         test_samples=30,
         rounds=2,
         clients=tuple(
@@ -82,6 +84,7 @@ def run(
         seed=0,
         settings={"command": "compare", "trials": 2, "files": []},
         clients=record.keys,
+        classes=record.class_names or tuple(str(label) for label in range(record.classes)),
         federation=record,
         methods=methods,
         learned=weights or {},
@@ -98,13 +101,14 @@ def write_run(
     name: str = "two-sites",
     keys: Sequence[str] = KEYS,
     methods: Sequence[str] = ("fedavg", "duw-fedavg"),
+    class_names: tuple[str, ...] | None = None,
     **settings: Any,
 ) -> Path:
     """A run's folder as a command leaves it: two trials of two rounds, and weights of the last method."""
     folder.mkdir(parents=True)
     files = ["duw.safetensors"]
     learned(keys=keys).save(folder / "duw.safetensors")
-    (folder / "federation.json").write_text(federation(keys=keys, name=name).model_dump_json())
+    (folder / "federation.json").write_text(federation(keys=keys, name=name, class_names=class_names).model_dump_json())
     if command != "learn":
         lines = [
             {

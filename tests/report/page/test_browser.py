@@ -132,7 +132,7 @@ def test_another_methods_weights_are_chosen_by_keyboard(reader: Reader, kept: "P
 
 def test_light_and_dark_can_be_changed_by_keyboard(reader: Reader, kept: "Page") -> None:
     colours = "[getComputedStyle(document.body).backgroundColor, document.querySelector('.chart').layout.font.color]"
-    toggle = kept.get_by_role("button", name="Dark")
+    toggle = kept.get_by_role("button", name="Dark theme")
     assert toggle.get_attribute("aria-pressed") == "false"
     light = kept.evaluate(colours)
     toggle.press("Enter")
@@ -145,7 +145,7 @@ def test_light_and_dark_can_be_changed_by_keyboard(reader: Reader, kept: "Page")
 def test_dark_is_the_readers_own_choice_and_a_phone_needs_no_scrolling_sideways(reader: Reader, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"a-run-with-quite-a-long-name-{n}", keys=("n" * 64, "south")) for n in range(2)]
     page = reader.open(*runs, width=375, dark=True)
-    assert page.get_by_role("button", name="Dark").get_attribute("aria-pressed") == "true"
+    assert page.get_by_role("button", name="Dark theme").get_attribute("aria-pressed") == "true"
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 

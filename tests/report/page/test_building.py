@@ -61,6 +61,7 @@ def test_nothing_from_a_folder_becomes_markup(tmp_path: Path) -> None:
         name=HOSTILE,
         keys=(LINK, HOSTILE),
         methods=(HOSTILE, "fedavg"),
+        class_names=(HOSTILE, "<b>", LINK),
         nested={"<i>": ["<u>"], HOSTILE: HOSTILE},
     )
     found = Elements(page_of(kept, hostile))
@@ -73,7 +74,9 @@ def test_nothing_from_a_folder_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_labels_in_charts_have_no_tags_of_the_charts_own(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "kept", keys=(LINK, "<b>south</b>"), methods=("fedavg", "<i>duw"))
+    folder = write_run(
+        tmp_path / "kept", keys=(LINK, "<b>south</b>"), methods=("fedavg", "<i>duw"), class_names=("<b>", "a", LINK)
+    )
 
     def strings(value: Any) -> list[str]:
         if isinstance(value, dict):
@@ -160,3 +163,25 @@ def test_labels_are_told_apart_and_keep_their_order(labels: list[str]) -> None:
     found = distinct(labels)
     assert len(set(found)) == len(labels)
     assert all(new.startswith(old) for new, old in zip(found, labels, strict=True))
+
+
+def test_only_a_mean_is_called_one(tmp_path: Path) -> None:
+    averaged, robust = "models are averaged", "median, trimmed mean or Krum where"
+    mean = page_of(write_run(tmp_path / "mean"))
+    assert averaged in mean
+    assert robust not in mean
+    for name in ("median-fedavg", "fedavg trimmed:share=0.2", "fedavg krum"):
+        page = page_of(write_run(tmp_path / name, methods=("fedavg", name)))
+        assert robust in page
+        assert averaged not in page
+
+
+def test_long_names_of_classes_are_cut_on_axes_only(tmp_path: Path) -> None:
+    long = "squamous cell carcinoma"
+    folder = write_run(tmp_path / "kept", class_names=("melanoma", long, long + " II"))
+    cards = cards_of([""], grouped(read_runs([folder])))
+    short = ["melanoma", "squamous cell car…", "squamous cell car… (2)"]
+    assert cards["labels"][0].drawings[0].chart["data"][0]["x"] == short
+    assert cards["classes"][0].drawings[0].chart["layout"]["xaxis"]["categoryarray"] == short
+    assert cards["classes"][0].numbers is not None
+    assert [row[0] for row in cards["classes"][0].numbers.rows] == ["melanoma", long, long + " II"]

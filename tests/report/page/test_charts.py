@@ -33,9 +33,10 @@ def test_many_clients_stand_in_the_order_of_the_first_method() -> None:
 
 
 def test_labels_that_nobody_holds_are_empty() -> None:
-    (trace,) = charts.labels_held(federation(), ("north", "south"))["data"]
+    (trace,) = charts.labels_held(federation(), ("north", "south"), ("0", "<b>", "2"))["data"]
     assert trace["z"] == [[6, 2, None], [None, 2, 10]]
     assert trace["y"] == ["north", "south"]
+    assert trace["x"] == ["0", "&lt;b&gt;", "2"]
 
 
 def test_the_outer_loss_of_all_that_was_learned() -> None:

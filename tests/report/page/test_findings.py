@@ -1,9 +1,12 @@
 """Findings against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedunfold.report.page.findings import findings, only_holders
 from fedunfold.report.page.groups import Group, grouped
+from fedunfold.report.page.reading import SetAsideRecord
 from tests.report.page.records import federation, group, learned, method, run
 
 EVEN = ((4, 4, 4), (4, 4, 4))
@@ -129,3 +132,28 @@ def test_learned_methods_stand_first_and_fedavg_is_what_they_are_held_against() 
     found = group(*methods, weights={"duw": learned()})
     assert [entry.label for entry in found.others] == ["duw", "dr"]
     assert Group((run(methods[0]),)).baseline is None
+
+
+def test_classes_go_by_their_names() -> None:
+    named = federation(class_names=("ill", "well", "unsure"))
+    base, mine = method("fedavg", [[60]], by_class=(90, 10, 50)), method("dr", [[60]], by_class=(80, 70, 50))
+    told = " ".join(findings(group(base, mine, weights={"duw": learned()}, of=named)))
+    assert "class well gains most, 10.0 → 70.0 %; class ill loses most, 90.0 → 80.0 %." in told
+    assert "Client south holds the only samples of class unsure and" in told
+    assert "Class well is the weakest of fedavg" in " ".join(findings(group(base, of=named)))
+
+
+def test_who_was_set_aside_how_often_and_why() -> None:
+    aside = replace(method("fedavg", [[50, 60]]), set_aside=(SetAsideRecord("south", 1, "has a NaN"),))
+    assert "Client south was set aside in 1 of 2 rounds: it has a NaN." in findings(group(aside))
+    many = tuple(SetAsideRecord(f"site-{k}", 3, "has a NaN") for k in range(5))
+    found = findings(group(method("fedavg", [[1]]), replace(method("dr", [[1, 2], [3, 4]]), set_aside=many)))
+    assert "Client site-3 was set aside in 3 of 4 rounds of 2 trials under dr: it has a NaN." in found
+    assert "1 more client was set aside under dr, no oftener than these." in found
+
+
+def test_a_run_that_was_stopped_says_so_first() -> None:
+    stopped = replace(run(method("fedavg", [[60]]), label="b"), stopped=True)
+    ending = "was stopped and is not finished: what had ended is shown, and the same command goes on."
+    assert findings(Group((stopped,)))[0] == f"This run {ending}"
+    assert findings(Group((run(method("duw", [[70]])), stopped)))[0] == f"The run b {ending}"

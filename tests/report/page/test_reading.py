@@ -139,3 +139,49 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:
 def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "metrics.jsonl", 0)
     refused(write_run(tmp_path / "kept"), "metrics.jsonl", "larger than 0 MiB")
+
+
+def begin(folder: Path) -> None:
+    """What a run leaves that has not ended."""
+    (folder / "unfinished").mkdir(parents=True)
+    (folder / "unfinished" / "asked.json").write_text("{}")
+
+
+def test_runs_that_have_not_ended(tmp_path: Path) -> None:
+    begin(tmp_path / "begun")
+    refused(tmp_path / "begun", "begun has not ended", "same command")
+    (tmp_path / "followed").mkdir()
+    (tmp_path / "followed" / "progress.jsonl").touch()
+    refused(tmp_path / "followed", "followed has not ended")
+    folder = write_run(tmp_path / "kept")
+    assert not read_runs([folder])[0].stopped
+    begin(folder)
+    assert read_runs([folder])[0].stopped
+
+
+def test_class_names(tmp_path: Path) -> None:
+    assert read_runs([write_run(tmp_path / "none")])[0].classes == ("0", "1", "2")
+    named = write_run(tmp_path / "named", class_names=("ill", "ill", ""))
+    assert read_runs([named])[0].classes == ("ill", "ill (2)", "2")
+    record = json.loads((named / "federation.json").read_text())
+    (named / "federation.json").write_text(json.dumps(record | {"class_names": ["ill"]}))
+    refused(named, "federation.json", "it names 1 of 3 classes")
+    del record["class_names"]  # as older versions wrote it
+    (named / "federation.json").write_text(json.dumps(record))
+    assert read_runs([named])[0].classes == ("0", "1", "2")
+    (named / "federation.json").unlink()
+    assert read_runs([named])[0].classes == ("0", "1", "2")
+
+
+def test_who_was_set_aside(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "kept")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for number, aside in ((0, {"south": "first"}), (1, {"north": "once"}), (3, {"south": "then"})):
+        lines[number]["set_aside"] = aside
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = read_runs([folder])[0].methods
+    assert [(found.client, found.times, found.reason) for found in first.set_aside] == [
+        ("south", 2, "then"),
+        ("north", 1, "once"),
+    ]
+    assert second.set_aside == ()

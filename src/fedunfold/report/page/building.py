@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
@@ -16,6 +17,8 @@ from fedunfold.report.page.labels import distinct
 from fedunfold.report.page.reading import RunRecord
 from fedunfold.report.page.tables import client_table, facts, outcome_table, settings_table
 from fedunfold.version import VERSION
+
+ROBUST = re.compile(r"\b(median|trimmed|krum)\b")  # as a method's name says that it is not the mean
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
         outcomes=outcome_table(groups),
         federations=list(zip(shown, map(_federation, groups), strict=True)),
         cards=cards,
+        robust=any(ROBUST.search(method.name) for run in runs for method in run.methods),
         settings=[(run, settings_table(run)) for run in runs],
         version=VERSION,
         style=_part("page.css"),

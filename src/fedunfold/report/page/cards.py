@@ -7,6 +7,7 @@ from typing import Any
 from fedunfold.report.page import charts
 from fedunfold.report.page.frames import Frames, of_learning, of_use
 from fedunfold.report.page.groups import Group
+from fedunfold.report.page.labels import shortened
 from fedunfold.report.page.reading import Floats, RunRecord
 from fedunfold.report.page.tables import Table, numbers_table
 
@@ -56,7 +57,7 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
 def _labels(group: Group, of: str) -> Card | None:
     if group.federation is None:
         return None
-    chart = charts.labels_held(group.federation, group.clients)
+    chart = charts.labels_held(group.federation, group.clients, shortened(group.classes))
     return Card(of, "Samples of each class at each client; empty where it has none.", (Drawing("", chart),))
 
 
@@ -114,9 +115,8 @@ def _outer_loss(run: RunRecord, of: str) -> Card | None:
 
 def _classes(group: Group, of: str) -> Card | None:
     values = {entry.label: entry.method.class_accuracy.mean(0) for entry in group.entries}
-    classes = group.entries[0].method.class_accuracy.shape[1] if group.entries else 0
     about = "Test accuracy of the final models in each class, mean of the trials."
-    return _pairs(group, of, about, "class", [str(label) for label in range(classes)], values)
+    return _pairs(group, of, about, "class", group.classes, values, on_axis=shortened(group.classes))
 
 
 def _served(group: Group, of: str) -> Card | None:
@@ -126,18 +126,25 @@ def _served(group: Group, of: str) -> Card | None:
         if entry.method.client_accuracy is not None
     }
     about = "Accuracy of the final models on each client's own training data, mean of the trials."
-    return _pairs(group, of, about, "client", group.clients, values)
+    return _pairs(group, of, about, "client", group.clients, values, on_axis=group.clients)
 
 
 def _pairs(
-    group: Group, of: str, about: str, what: str, names: Sequence[str], values: Mapping[str, Floats]
+    group: Group,
+    of: str,
+    about: str,
+    what: str,
+    names: Sequence[str],
+    values: Mapping[str, Floats],
+    *,
+    on_axis: Sequence[str],
 ) -> Card | None:
     """Every method beside the baseline; alone where there is none."""
     base = group.baseline.label if group.baseline is not None else ""
     drawings = tuple(
         Drawing(
             entry.label,
-            charts.before_and_after(names, values.get(base), values[entry.label], (base, entry.label), x=what),
+            charts.before_and_after(on_axis, values.get(base), values[entry.label], (base, entry.label), x=what),
         )
         for entry in group.others
         if entry.label in values

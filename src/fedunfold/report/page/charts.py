@@ -52,12 +52,14 @@ def outer_loss(run: RunRecord) -> Chart:
     return chart
 
 
-def labels_held(federation: FederationRecord, clients: Sequence[str]) -> Chart:
+def labels_held(federation: FederationRecord, clients: Sequence[str], classes: Sequence[str]) -> Chart:
     """How many samples of each class each client holds; nothing where it has none."""
     counts = [[count or None for count in client.label_counts] for client in federation.clients]
     most = max(max(client.label_counts) for client in federation.clients)
-    trace = _heatmap(counts, clients, range(federation.classes), "%{y}, class %{x}: %{z} samples", "samples")
+    trace = _heatmap(counts, clients, [drawn(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
     chart = _grid({**trace, "zmin": 0, "zmax": most}, clients, "class")
+    chart["layout"]["xaxis"]["type"] = "category"  # names may look like numbers
+    del chart["layout"]["xaxis"]["tickangle"]  # and may be long: turned where they need it
     if most <= FEW:
         chart["data"][0]["colorbar"] |= {"dtick": 1 + most // 5}  # no halves of a sample
     return chart
@@ -152,7 +154,7 @@ def _trace(x: Sequence[Any], y: Sequence[Any], name: str, **more: Any) -> Chart:
     return {"type": "scatter", "x": list(x), "y": list(y), "name": name, **more}
 
 
-def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int], hover: str, unit: str) -> Chart:
+def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int | str], hover: str, unit: str) -> Chart:
     return {
         "type": "heatmap",
         "x": list(x),

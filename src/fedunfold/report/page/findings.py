@@ -16,7 +16,7 @@ SAME = 0.05  # points of accuracy that the shown digits cannot tell apart
 
 def findings(group: Group) -> list[str]:
     """Everything worth saying about runs of one federation, the outcome first."""
-    told = [*_outcomes(group), *_classes(group), *_served(group)]
+    told = [*_stopped(group), *_outcomes(group), *_set_aside(group), *_classes(group), *_served(group)]
     for run in group.runs:
         for name in run.learned:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
@@ -27,10 +27,17 @@ def findings(group: Group) -> list[str]:
 
 def _is_own_word(sentence: str) -> bool:
     """Sentences that begin with a word of ours get a capital; names of methods stay as they are."""
-    return sentence.startswith(("client ", "class ", "the ", "with "))
+    return sentence.startswith(("client ", "class ", "the ", "this ", "with "))
 
 
 # --- how it ended ------------------------------------------------------------------------------------------
+
+
+def _stopped(group: Group) -> Iterator[str]:
+    for run in group.runs:
+        if run.stopped:
+            which = f"the run {run.label}" if len(group.runs) > 1 else "this run"
+            yield f"{which} was stopped and is not finished: what had ended is shown, and the same command goes on."
 
 
 def _outcomes(group: Group) -> Iterator[str]:
@@ -84,6 +91,19 @@ def _few(entry: Entry) -> str:
 # --- who gains and who loses -------------------------------------------------------------------------------
 
 
+def _set_aside(group: Group) -> Iterator[str]:
+    """Clients whose updates were not used, under each method; the most often first."""
+    for entry in group.entries:
+        method, under = entry.method, f" under {entry.label}" if len(group.entries) > 1 else ""
+        trials = f" of {len(method.accuracy)} trials" if len(method.accuracy) > 1 else ""
+        for found in method.set_aside[:MOST_CLIENTS]:
+            rounds = f"{found.times} of {method.accuracy.size} rounds{trials}"
+            yield f"client {found.client} was set aside in {rounds}{under}: it {found.reason}."
+        if (more := len(method.set_aside) - MOST_CLIENTS) > 0:
+            those = _count(more, "more client was", "more clients were")
+            yield f"{those} set aside{under}, no oftener than these."
+
+
 def _classes(group: Group) -> Iterator[str]:
     base = group.baseline
     for entry in group.others:
@@ -92,18 +112,17 @@ def _classes(group: Group) -> Iterator[str]:
             continue
         if base is None:
             weakest = int(np.nanargmin(mine))
-            yield f"class {weakest} is the weakest of {entry.label}: {mine[weakest]:.1f} % of its test samples right."
+            share = f"{mine[weakest]:.1f} % of its test samples right"
+            yield f"class {group.classes[weakest]} is the weakest of {entry.label}: {share}."
             continue
         theirs = base.method.class_accuracy.mean(0)
         change = mine - theirs
         gains, losses = int((change > SAME).sum()), int((change < -SAME).sum())
         text = f"with {entry.label} against {base.label}, {_count(gains, 'class gains', 'classes gain')} and "
         text += _count(losses, "loses", "lose")
-        parts = []
-        if gains:
-            parts.append(f"class {(c := int(np.nanargmax(change)))} gains most, {theirs[c]:.1f} → {mine[c]:.1f} %")
-        if losses:
-            parts.append(f"class {(c := int(np.nanargmin(change)))} loses most, {theirs[c]:.1f} → {mine[c]:.1f} %")
+        most = [(int(np.nanargmax(change)), "gains")] if gains else []
+        most += [(int(np.nanargmin(change)), "loses")] if losses else []
+        parts = [f"class {group.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
         yield f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
 
 
@@ -148,7 +167,7 @@ def _weights(run: RunRecord, name: str) -> Iterator[str]:
     shift = weights.mean(0) - np.array(shares)
     alone = only_holders(run.federation)
     for k in sorted(alone, key=lambda k: -abs(shift[k]))[:MOST_CLIENTS]:
-        held = _listed(alone[k])
+        held = _listed([run.classes[c] for c in alone[k]])
         yield f"client {run.clients[k]} holds the only samples of {held} and {_counts(weights, shares, k)}."
     if len(alone) > MOST_CLIENTS:
         yield f"{len(alone) - MOST_CLIENTS} more clients hold classes that nobody else has; their weights moved less."
@@ -230,14 +249,13 @@ def _count(number: int, one: str, several: str) -> str:
     return f"{number or 'no'} {one if number == 1 else several}"
 
 
-def _listed(classes: Sequence[int]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """
-    >>> _listed((3,)), _listed((2, 9)), _listed(range(12))
-    ('class 3', 'classes 2 and 9', 'classes 0, 1, 2, 3, 4, 5 and 6 more')
+    >>> _listed(["ill"]), _listed("29"), _listed("abcdefghijkl")
+    ('class ill', 'classes 2 and 9', 'classes a, b, c, d, e, f and 6 more')
     """
-    if len(classes) == 1:
-        return f"class {classes[0]}"
-    names = [str(label) for label in classes]
+    if len(names) == 1:
+        return f"class {names[0]}"
     if len(names) > MOST_CLASSES:
         names = [*names[:MOST_CLASSES], f"{len(names) - MOST_CLASSES} more"]
     return f"classes {', '.join(names[:-1])} and {names[-1]}"

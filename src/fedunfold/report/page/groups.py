@@ -38,6 +38,10 @@ class Group:
         return self.runs[0].clients
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        return self.runs[0].classes
+
+    @property
     def federation(self) -> FederationRecord | None:
         return self.runs[0].federation
 

@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 
 LONGEST = 80
+SHORT = 18
 
 
 def plain(text: str) -> str:
@@ -32,6 +33,15 @@ def distinct(labels: Sequence[str]) -> tuple[str, ...]:
         taken.add(chosen)
         found.append(chosen)
     return tuple(found)
+
+
+def shortened(labels: Sequence[str]) -> tuple[str, ...]:
+    """As much of each as an axis has room for, still told apart.
+
+    >>> shortened(["melanoma", "squamous cell carcinoma"])
+    ('melanoma', 'squamous cell car…')
+    """
+    return distinct([label if len(label) <= SHORT else label[: SHORT - 1] + "…" for label in labels])
 
 
 def drawn(label: str) -> str:

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedunfold.errors import InputError
 from fedunfold.report.federation_record import FEDERATION, FederationRecord, Record
 from fedunfold.report.page.labels import distinct, plain
 from fedunfold.report.run_folder import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, SETTINGS, file_name
+from fedunfold.report.unfinished import Unfinished
 from fedunfold.settings import Natural, explain
+from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
 
@@ -45,6 +47,7 @@ class RoundRecord(Record):
     accuracy: float
     class_accuracy: tuple[float | None, ...]
     weights: tuple[float, ...]
+    set_aside: dict[str, str] = Field(default_factory=dict)
 
 
 class ClientsRecord(Record):
@@ -53,6 +56,15 @@ class ClientsRecord(Record):
     method: str
     trial: Natural
     client_accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SetAsideRecord:
+    """A client whose updates were not used in some of a method's rounds, all trials together; why, the last time."""
+
+    client: str
+    times: int
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +77,7 @@ class MethodRecord:
     class_accuracy: Floats
     weights: Floats
     client_accuracy: Floats | None = None
+    set_aside: tuple[SetAsideRecord, ...] = ()
 
     @property
     def finals(self) -> Floats:
@@ -83,10 +96,12 @@ class RunRecord:
     seed: int
     settings: Mapping[str, Any]
     clients: tuple[str, ...]
+    classes: tuple[str, ...]
     federation: FederationRecord | None = None
     methods: tuple[MethodRecord, ...] = ()
     learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    stopped: bool = False
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
@@ -100,7 +115,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 def _read(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; give one that `fedunfold learn`, `run` or `compare` left.")
+    unfinished = Unfinished(folder)
     if not (folder / SETTINGS).is_file():
+        if unfinished.exists or (folder / PROGRESS).is_file():
+            raise InputError(f"the run in {folder} has not ended; go on with it by the same command.")
         raise InputError(
             f"{folder} is not a run folder: it has no {SETTINGS}; give one that `fedunfold learn`, `run` or "
             "`compare` left."
@@ -124,10 +142,12 @@ def _read(folder: Path) -> RunRecord:
         seed=said.seed,
         settings=TypeAdapter(dict[str, Any]).validate_json(text),
         clients=distinct([plain(key) for key in _keys(folder, federation, methods, learned)]),
+        classes=distinct(_class_names(federation, methods)),
         federation=federation,
         methods=methods,
         learned=learned,
         missing=tuple(_missing(federation, methods)),
+        stopped=unfinished.exists,
     )
 
 
@@ -176,6 +196,7 @@ def _method(
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
             weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
             client_accuracy=by_client,
+            set_aside=tuple(_set_aside(trials)),
         )
         if by_client is not None and by_client.shape != (len(trials), method.weights.shape[1]):
             raise ValueError(f"{CLIENT_ACCURACY} does not fit {METRICS}")
@@ -185,6 +206,17 @@ def _method(
             "make the run again."
         ) from error
     return method
+
+
+def _set_aside(trials: Sequence[Sequence[RoundRecord]]) -> Iterator[SetAsideRecord]:
+    """Who was set aside, the most often first."""
+    reasons: dict[str, list[str]] = {}
+    for rounds in trials:
+        for line in rounds:
+            for client, reason in line.set_aside.items():
+                reasons.setdefault(client, []).append(reason)
+    for client, own in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        yield SetAsideRecord(plain(client), len(own), plain(own[-1]))
 
 
 def _learned(folder: Path, files: Sequence[str], names: Mapping[str, str]) -> dict[str, LearnedWeights]:
@@ -213,6 +245,14 @@ def _keys(
     if known and count not in (0, len(known[0])):
         raise InputError(f"{folder} is damaged: its records and its weights differ in their clients; run it again.")
     return known[0] if known else [f"client {k + 1}" for k in range(count)]
+
+
+def _class_names(federation: FederationRecord | None, methods: Sequence[MethodRecord]) -> list[str]:
+    """What the classes are called, or else their numbers."""
+    if federation is not None and federation.class_names is not None:
+        return [plain(name) or str(label) for label, name in enumerate(federation.class_names)]
+    count = methods[0].class_accuracy.shape[1] if methods else 0
+    return [str(label) for label in range(count if federation is None else federation.classes)]
 
 
 def _missing(federation: FederationRecord | None, methods: Sequence[MethodRecord]) -> Iterator[str]:

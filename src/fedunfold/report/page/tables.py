@@ -46,7 +46,7 @@ def _outcome(entry: Entry, group: Group, several: bool) -> tuple[str, ...]:
         difference = f"{method.finals.mean() - base.method.finals.mean():+.1f}".replace("-", "−")
     weakest = NONE
     if not np.isnan(by_class).all():
-        weakest = f"{np.nanmin(by_class):.1f} % (class {np.nanargmin(by_class)})"
+        weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
     served = NONE if worst is None else f"{worst.percent:.1f} % ({group.clients[worst.client]})"
     name = f"{entry.label} · {group.name}" if several else entry.label
     return name, str(len(method.finals)), ended(entry), difference, weakest, served
@@ -86,7 +86,7 @@ def client_table(federation: FederationRecord, group: Group) -> Table:
     rows = tuple(
         (
             label,
-            _held(client),
+            _held(client, group.classes),
             f"{client.samples:,}",
             f"{share:.3f}",
             *(f"{weights[k]:.3f}" for weights in learned.values()),
@@ -100,11 +100,11 @@ def client_table(federation: FederationRecord, group: Group) -> Table:
     return Table(header, rows[:MOST_ROWS], words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
 
 
-def _held(client: ClientRecord) -> str:
+def _held(client: ClientRecord, classes: Sequence[str]) -> str:
     if len(client.held) == len(client.label_counts):
         return "all"
     more = f", … ({len(client.held)})" if len(client.held) > MOST_LABELS else ""
-    return ", ".join(str(label) for label in client.held[:MOST_LABELS]) + more
+    return ", ".join(classes[label] for label in client.held[:MOST_LABELS]) + more
 
 
 def numbers_table(first: str, names: Sequence[str], columns: Mapping[str, Floats], digits: int = 1) -> Table:
