@@ -68,7 +68,7 @@ def _new_folder(run: Path) -> Path:
 def _command_line(run: Path, settings: "Repeatable") -> list[str]:
     """The command that was run, with its environment and files as they are found from its folder."""
     moved = {entry.given: _found(run, entry) for entry in settings.inputs}
-    line = [settings.command]
+    line: list[str] = [settings.command]
     if settings.command in ("learn", "run", "compare"):
         line.append(str(run / "environment.toml"))
     for name, value in settings.arguments.items():
