@@ -1,12 +1,16 @@
 """`fedunfold repeat`: the same bytes, or a word on what differs."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedunfold.tracking import Trackers
+from fedunfold.weighting.learned import LearnedWeights
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -57,12 +61,14 @@ def test_the_same_comes_out_again_from_anywhere(
 def test_a_difference_is_told(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
     fedunfold("learn", two_sites(), "--iterations", 2, "--out", "one")
     (tmp_path / "one" / "metrics.jsonl").write_text("another number\n")
+    (tmp_path / "one" / "federation.json").write_text("{}")
+    (tmp_path / "one" / "weights.png").write_text("other fonts")
     settings = json.loads((tmp_path / "one" / "settings.json").read_text())
     change_settings(tmp_path / "one", machine=settings["machine"] | {"torch": "1.0", "cores": 99})
     repeated = fedunfold("repeat", "one", "--out", "two")
     assert repeated.code == 1
     told, note = repeated.out.splitlines()
-    assert told == "different: metrics.jsonl; one again in two"
+    assert told == "different: metrics.jsonl, federation.json; one again in two"
     assert note.startswith("note: torch was 1.0 and is ")
 
 
@@ -84,11 +90,69 @@ def test_what_cannot_be_repeated(fedunfold: Command, two_sites: Federation, tmp_
     refused(fedunfold("repeat", "nowhere"), "nowhere is not a run folder")
     fedunfold("run", two_sites(), "--out", "ran")
     refused(fedunfold("repeat", "ran", "--out", "ran"), "ran already holds a run", "another --out")
-    change_settings(tmp_path / "ran", arguments=None)
-    refused(fedunfold("repeat", "ran"), "settings.json has no usable 'arguments'")
     (tmp_path / "ran" / "unfinished").mkdir()
     (tmp_path / "ran" / "unfinished" / "asked.json").write_text("{}")
     refused(fedunfold("repeat", "ran"), "has not ended")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"arguments": None}, "field arguments"),
+        ({"arguments": {"--device": {}}}, "field arguments.--device"),
+        ({"files": [1]}, "field files.0"),
+        ({"inputs": [{}]}, "field inputs.0"),
+        ({"inputs": [1]}, "field inputs.0"),
+        ({"command": "runs"}, "field command"),
+        ({"threads": 0}, "field threads"),
+    ],
+    ids=str,
+)
+def test_damaged_settings_are_refused_by_their_field(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    fedunfold("run", two_sites(), "--out", "ran")
+    change_settings(tmp_path / "ran", **changes)
+    refused(fedunfold("repeat", "ran"), "ran/settings.json", field, "run it anew")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+def test_an_input_that_is_a_pipe_is_refused(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
+    fedunfold("run", two_sites(), "--out", "ran")
+    os.mkfifo(tmp_path / "pipe")
+    change_settings(tmp_path / "ran", inputs=[{"given": "pipe", "path": "../pipe", "sha256": "0"}])
+    refused(fedunfold("repeat", "ran"), "pipe is not a plain file")
+
+
+def test_a_listed_file_that_is_nowhere_is_a_difference(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path
+) -> None:
+    fedunfold("run", two_sites(), "--out", "ran")
+    change_settings(tmp_path / "ran", files=["metrics.jsonl", "lost.json", "x" * 300])
+    assert fedunfold("repeat", "ran", "--format", "json").json["different"] == ["lost.json", "x" * 300]
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "again")], ids=["named by itself", "--out"])
+def test_after_ctrl_c_the_same_repetition_goes_on(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
+) -> None:
+    fedunfold("learn", two_sites(), "--iterations", 4, "--out", "ran")
+    report = Trackers.learning
+
+    def interrupted(self: Trackers, name: str, so_far: LearnedWeights, total: int) -> None:
+        report(self, name, so_far, total)
+        if len(so_far.losses) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trackers, "learning", interrupted)
+        assert fedunfold("repeat", "ran", *out).code == 130
+    folder = out[1] if out else "runs/repeat-ran"
+    assert (tmp_path / folder / "settings.json").exists()
+    repeated = fedunfold("repeat", "ran", *out)
+    assert "going on from outer iteration 2 of 4" in repeated.err
+    assert (repeated.code, repeated.out.endswith(f"; ran again in {folder}\n")) == (0, True)
 
 
 def test_a_reproduction_in_one_process_and_in_two(fedunfold: Command, tmp_path: Path) -> None:

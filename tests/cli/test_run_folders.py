@@ -133,7 +133,7 @@ def test_the_demo_replaces_itself_and_nothing_else(
     monkeypatch.setattr(comparing, "compare", lambda *_, **__: quick)
     for out in ((), (), ("--out", "runs/demo"), ("--out", "other")):
         assert fedunfold("demo", *out).code == 0
-    assert fedunfold("demo", "--format", "json").json == quick.as_json()
+    assert fedunfold("demo", "--format", "json").json == quick.as_json() | {"folder": "runs/demo"}
     assert names(tmp_path / "runs") == {"demo"}
     refused(fedunfold("demo", "--out", "other"), "other", "--overwrite")
     assert fedunfold("demo", "--out", "other", "--overwrite").code == 0

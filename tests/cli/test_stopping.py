@@ -116,6 +116,7 @@ def test_interrupted_comparison_keeps_finished_methods(
     assert stopped.code == 130
     assert stopped.err.startswith("stopped; ") and str(out) in stopped.err
     assert [entry["method"] for entry in stopped.json["methods"]] == ["fedavg"]
+    assert (stopped.json["folder"], stopped.json["stopped"]) == (str(out), True)
     assert len(LearnedWeights.load(out / "duw-fedavg.safetensors").losses) == 2
 
 
@@ -173,7 +174,7 @@ def test_a_failing_method_does_not_take_finished_ones_along(
     assert [entry["method"] for entry in result["methods"]] == ["fedavg", "duw-fedavg"]
     assert (tmp_path / "kept" / "duw-fedavg.safetensors").exists()
     if format == "json":
-        assert failed.json == result
+        assert failed.json == result | {"folder": "kept"}
     else:
         assert [row[:2] for row in rows(failed.out)] == [["fedavg", "2"], ["duw-fedavg", "2"]]
 

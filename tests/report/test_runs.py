@@ -210,3 +210,40 @@ def test_what_differs(tmp_path: Path) -> None:
     found, results = differing(runs)
     assert found["learning.iterations"] == [None, None, 2]
     assert results["learned: outer loss"] == [None, None, 8.0]
+
+
+def test_a_folder_with_only_checkpoints_is_a_run_and_goes_whole(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "a" / "unfinished"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "asked.json").write_text("{}")
+    (run,) = runs_in(tmp_path)
+    assert (run.state, run.made is not None) == ("unfinished", True)
+    delete_run(run)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_goes_on_is_unfinished_beside_its_settings(tmp_path: Path) -> None:
+    (learned(tmp_path / "a") / "unfinished").mkdir()
+    (tmp_path / "a" / "unfinished" / "asked.json").write_text("{}")
+    assert read_run(tmp_path / "a").state == "unfinished"
+
+
+def test_a_report_made_later_changes_neither_date_nor_size(tmp_path: Path) -> None:
+    before = read_run(learned(tmp_path / "a"))
+    (tmp_path / "a" / "report.html").write_text("made later")
+    after = read_run(tmp_path / "a")
+    assert (before.made, before.size) == (after.made, after.size)
+
+
+def test_numbers_that_no_float_can_be_are_passed_over(tmp_path: Path) -> None:
+    run = read_run(made(tmp_path / "a", {"command": "run"}, metrics_jsonl=lines({**ROUND, "accuracy": 10**400})))
+    assert "accuracy" not in run.results[0]
+
+
+def test_checkpoints_behind_a_link_are_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "asked.json").write_text("{}")
+    folder = learned(tmp_path / "a")
+    (folder / "unfinished").symlink_to(tmp_path / "elsewhere")
+    assert delete_run(read_run(folder)) == ["unfinished"]
+    assert (tmp_path / "elsewhere" / "asked.json").exists()

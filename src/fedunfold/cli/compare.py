@@ -132,7 +132,8 @@ def _compare(
                     raise
         # Shown before it is written: a disk that is full by now must not take the table along.
         if comparison.methods and format == "json":
-            console.print_json(comparison.as_json())
+            stopped = {"stopped": True} if isinstance(ending, Stopped) else {}
+            console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
             console.out.print(console.comparison_table(comparison))
             for result in comparison.methods if show_weights else ():

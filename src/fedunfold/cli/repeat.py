@@ -1,16 +1,16 @@
 """`fedunfold repeat`: a run again, from what its folder says of it, and whether the same came out."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedunfold.cli import options as opt
 from fedunfold.errors import InputError
 
-COMPARED = ("metrics.jsonl", "result.json", "results.json", "results.md")
-"""Files compared byte by byte, beside all .safetensors; figures depend on the fonts of a machine."""
+if TYPE_CHECKING:
+    from fedunfold.report.repetition import InputFile, Repeatable
+
 DIFFERENT = 1
 
 
@@ -28,24 +28,23 @@ def repeat(
     from fedunfold.cli import console
     from fedunfold.cli.app import app
     from fedunfold.machine import machine
-    from fedunfold.report.run_folder import recorded
+    from fedunfold.report.repetition import Repeatable, is_taken
 
-    settings = _settings_of(run)
+    settings = Repeatable.of(run)
     folder = _new_folder(run) if out is None else out
-    if recorded(folder) is not None:
+    if is_taken(folder):
         raise InputError(f"{folder} already holds a run; choose another --out.")
     with redirect_stdout(StringIO()):  # what the command shows has been seen
         app(args=[*_command_line(run, settings), "--out", str(folder)], standalone_mode=False)
-    names = [name for name in settings["files"] if name.endswith(".safetensors") or name in COMPARED]
-    different = [name for name in names if _bytes(run / name) != _bytes(folder / name)]
-    then, now = settings["machine"], machine(settings["arguments"].get("--device", "cpu"))
+    different = [name for name in settings.compared if not _same(run / name, folder / name)]
+    then, now = settings.machine, machine(str(settings.arguments.get("--device", "cpu")))
     elsewhere = {name: [then.get(name), now[name]] for name in now if name != "cores" and then.get(name) != now[name]}
     if format == "json":
         console.print_json(
             {"folder": str(folder), "same": not different, "different": different, "elsewhere": elsewhere}
         )
     else:
-        verdict = f"different: {', '.join(different)}" if different else f"same: {', '.join(names)}"
+        verdict = f"different: {', '.join(different)}" if different else f"same: {', '.join(settings.compared)}"
         console.say(f"{verdict}; {run} again in {folder}")
         for name, (before, after) in elsewhere.items():
             console.say(f"note: {name} was {before} and is {after}")
@@ -53,60 +52,45 @@ def repeat(
         raise typer.Exit(DIFFERENT)
 
 
-def _settings_of(run: Path) -> dict[str, Any]:
-    from fedunfold.report.run_folder import SETTINGS, recorded
-    from fedunfold.report.unfinished import Unfinished
-
-    settings = recorded(run)
-    if settings is None:
-        raise InputError(f"{run} is not a run folder: it has no {SETTINGS}; `fedunfold learn` makes one.")
-    if Unfinished(run).exists:
-        raise InputError(f"the run in {run} has not ended; go on with it first, by the same command.")
-    wanted = {"command": str, "arguments": dict, "inputs": list, "machine": dict, "threads": int, "files": list}
-    for name, kind in wanted.items():
-        if not isinstance(settings.get(name), kind):
-            raise InputError(
-                f"{run / SETTINGS} has no usable '{name}', so that the run cannot be repeated; run it anew."
-            )
-    return settings
-
-
 def _new_folder(run: Path) -> Path:
     """A name in runs/ that is free, or whose repetition did not end and is gone on with."""
-    from fedunfold.report.run_folder import RunFolder, recorded
+    from fedunfold.report.repetition import is_taken
+    from fedunfold.report.run_folder import RunFolder
 
     name, number = f"repeat-{run.resolve().name}", 1
     path = RunFolder.named(name)
-    while recorded(path) is not None:
+    while is_taken(path):
         number += 1
         path = RunFolder.named(f"{name}-{number}")
     return path
 
 
-def _command_line(run: Path, settings: Mapping[str, Any]) -> list[str]:
+def _command_line(run: Path, settings: "Repeatable") -> list[str]:
     """The command that was run, with its environment and files as they are found from its folder."""
-    moved = {str(entry["given"]): _found(run, entry) for entry in settings["inputs"]}
-    line = [settings["command"]]
-    if settings["command"] in ("learn", "run", "compare"):
+    moved = {entry.given: _found(run, entry) for entry in settings.inputs}
+    line: list[str] = [settings.command]
+    if settings.command in ("learn", "run", "compare"):
         line.append(str(run / "environment.toml"))
-    for name, value in settings["arguments"].items():
+    for name, value in settings.arguments.items():
         for single in value if isinstance(value, list) else [value]:
             text = ",".join(moved.get(part.strip(), part) for part in str(single).split(","))
             if not name.startswith("-"):
                 line.append(text)
             else:
                 line += [name] if single is True else [name, text]
-    return line if settings["command"] == "reproduce" else [*line, "--threads", str(settings["threads"])]
+    return line if settings.command == "reproduce" else [*line, "--threads", str(settings.threads)]
 
 
-def _found(run: Path, entry: Mapping[str, Any]) -> str:
+def _found(run: Path, entry: "InputFile") -> str:
     from fedunfold.report.unfinished import digest_of_file
 
-    path = run / str(entry["path"])
-    if digest_of_file(path) != entry["sha256"]:
+    path = run / entry.path
+    if digest_of_file(path) != entry.sha256:
         raise InputError(f"{path} is not the file that the run in {run} used; bring that one back.")
     return str(path)
 
 
-def _bytes(file: Path) -> bytes | None:
-    return file.read_bytes() if file.is_file() else None
+def _same(before: Path, after: Path) -> bool:
+    from fedunfold.files import is_plain_file
+
+    return is_plain_file(before) and is_plain_file(after) and before.read_bytes() == after.read_bytes()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,9 @@ from typing import Any, Literal
 
 from fedunfold.errors import InputError
 from fedunfold.experiments.methods import unknown
-from fedunfold.report.run_folder import SETTINGS, recorded, recorded_files
+from fedunfold.files import parse_toml, read_text
+from fedunfold.report.run_folder import REPORT, SETTINGS, recorded, recorded_files
+from fedunfold.report.unfinished import Unfinished
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.tracking.records import flattened
 
@@ -24,7 +25,8 @@ MEASURES = ("accuracy_mean", "accuracy_sd", "accuracy", "loss", "outer_loss")
 class StoredRun:
     """What a folder says of its run. `results` has a row for each method; `problem` says what is damaged or missing.
 
-    `made` is when its last file was written, `size` the bytes in the run's own `files`.
+    `made` is when settings.json was written, or what is newest of an unfinished run; `size` the bytes in `files`,
+    without the report, which is made later.
     """
 
     path: Path
@@ -97,12 +99,14 @@ def read_run(path: Path) -> StoredRun:
     try:
         live = path / PROGRESS
         files = [*([live] if live.is_file() else ()), *recorded_files(path)]
-        found = [file.stat() for file in files]
+        unfinished = Unfinished(path)
+        ended = [file for file in files if file.name == SETTINGS and not unfinished.exists]
+        dated = ended or [*files, *unfinished.folder.glob("*")]
         run = replace(
             _read(path, files),
             files=files,
-            made=datetime.fromtimestamp(max(entry.st_mtime for entry in found), UTC),
-            size=sum(entry.st_size for entry in found),
+            made=datetime.fromtimestamp(max(file.stat().st_mtime for file in dated), UTC),
+            size=sum(file.stat().st_size for file in files if file.name != REPORT),
         )
         json.dumps(run.settings, allow_nan=False)
     except OSError as error:
@@ -116,7 +120,8 @@ def _read(path: Path, files: Sequence[Path]) -> StoredRun:
     settings = recorded(path)
     try:
         if settings is None:
-            began, results = _progress(path / PROGRESS)
+            live = path / PROGRESS
+            began, results = _progress(live) if live.is_file() or not Unfinished(path).exists else ({}, [])
             return StoredRun(path, "unfinished", began, results, "it was ended half-way, or is at work")
         listed = settings.get("files")
         if not isinstance(settings.get("command"), str) or not isinstance(listed, list):
@@ -127,7 +132,7 @@ def _read(path: Path, files: Sequence[Path]) -> StoredRun:
         results = _results(path, listed)
     except _DamagedError as error:
         return StoredRun(path, "damaged", settings or {}, problem=str(error))
-    short = _shortfall(settings, results)
+    short = _shortfall(settings, results) or ("the same command goes on" if Unfinished(path).exists else "")
     return StoredRun(path, "unfinished" if short else "finished", settings, results, short, environment)
 
 
@@ -143,6 +148,9 @@ def delete_run(run: StoredRun) -> list[str]:
     try:
         for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
             file.unlink(missing_ok=True)
+        unfinished = Unfinished(run.path)
+        if unfinished.exists and not unfinished.folder.is_symlink():  # never what lies elsewhere
+            unfinished.discard()
         left = sorted(entry.name for entry in run.path.iterdir())
         if not left:
             run.path.rmdir()
@@ -161,20 +169,22 @@ def _run_folders(folder: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in (SETTINGS, PROGRESS))
+    return any((path / name).is_file() for name in (SETTINGS, PROGRESS)) or Unfinished(path).exists
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(file)
+    except InputError as error:  # too large, or no text
+        raise _DamagedError(str(error).rstrip(".")) from error
+    except OSError as error:
         raise _DamagedError(f"{file.name} cannot be read") from error
 
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text(file))
-    except (ValueError, RecursionError) as error:
+        return parse_toml(_text(file))
+    except InputError as error:
         raise _DamagedError(f"{file.name} is no TOML") from error
 
 
@@ -227,7 +237,14 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     counts = {name: record[name] for name in ("iteration", "round") if isinstance(record.get(name), int)}
     numbers = {name: record[name] for name in MEASURES if isinstance(record.get(name), int | float)}
     method = {"method": str(record["method"])} if "method" in record else {}
-    return {**method, **counts, **{name: value for name, value in numbers.items() if math.isfinite(value)}}
+    return {**method, **counts, **{name: value for name, value in numbers.items() if _is_finite(value)}}
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can be
+        return False
 
 
 def _shortfall(settings: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ import torch
 from fedunfold.checkpoints import first_difference, read_record, write_record
 from fedunfold.environments import Environment
 from fedunfold.errors import InputError, WriteError
+from fedunfold.files import size_of
 from fedunfold.machine import machine
 from fedunfold.version import VERSION
 
@@ -69,6 +70,7 @@ class Asked:
 def digest_of_file(path: Path) -> str:
     """SHA-256 of its content."""
     try:
+        size_of(path)  # refuses what has no end
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; check the path.") from error

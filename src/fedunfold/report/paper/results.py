@@ -1,6 +1,5 @@
 """results.md and what goes with it: figures, all records in one JSON file, and how they were made."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from fedunfold.errors import InputError
 from fedunfold.experiments.reproduction import Case, Entry, Records, Setting, Study, cases, entries
 from fedunfold.experiments.reproduction.records import write_json
-from fedunfold.files import write_atomically
+from fedunfold.files import read_json, write_atomically
 from fedunfold.machine import machine
 from fedunfold.report.figures import save
 from fedunfold.report.paper import attack, figures, tables
@@ -79,7 +78,7 @@ class Results:
             parts += [tables.comparison(case, run, records) for case, run in studied]
         write_json(folder / "results.json", self._documents(records))
         made = folder / "made.json"
-        on = machine(self.setting.device) if computed or not made.exists() else json.loads(made.read_text("utf-8"))
+        on = machine(self.setting.device) if computed or not made.exists() else _made_before(made)
         write_json(made, on | self._made(command, records), indent=2)
         file, text = folder / "results.md", "\n".join(part for part in parts if part)
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -142,6 +141,16 @@ class Results:
     def _made(self, command: str, records: Records) -> dict[str, Any]:
         seconds = round(records.seconds([case for case, _ in self.cases()]))
         return {"command": command, "seed": self.setting.seed, "process_seconds": seconds}
+
+
+def _made_before(file: Path) -> dict[str, Any]:
+    try:
+        found = read_json(file)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}; mend that, or delete it.") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds no JSON object; delete it, and run the same command again.")
+    return found
 
 
 def _with_weights(run: list[Entry], names: set[str]) -> list[Entry]:
