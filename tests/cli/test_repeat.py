@@ -168,3 +168,6 @@ def test_a_reproduction_in_one_process_and_in_two(fedunfold: Command, tmp_path: 
     assert alone.code == 0
     for name in settings["files"]:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    for damaged in ("{cut", "[]"):
+        (tmp_path / "two" / "made.json").write_text(damaged)
+        refused(fedunfold(*command), "two/made.json", "delete it")

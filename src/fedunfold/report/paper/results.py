@@ -148,6 +148,8 @@ def _made_before(file: Path) -> dict[str, Any]:
         found = read_json(file)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}; mend that, or delete it.") from error
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; delete it, and run the same command again.") from error
     if not isinstance(found, dict):
         raise InputError(f"{file} holds no JSON object; delete it, and run the same command again.")
     return found
