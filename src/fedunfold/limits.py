@@ -59,5 +59,6 @@ FEATURES = Limit("FEATURES", 10_000_000, "features a sample")  # a remote client
 
 ENVIRONMENT_BYTES = Limit("ENVIRONMENT_BYTES", 4 * 2**20, "bytes of an environment file")  # half a million row numbers
 RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Python's lists take twenty times that
+LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py

@@ -3,18 +3,17 @@
 import sys
 from random import Random
 
-import atheris
-
-with atheris.instrument_imports(include=["fedunfold"]):
-    from tests.fuzz.formats import format_of
-    from tests.fuzz.judging import scratch
-    from tests.fuzz.watching import Watch
-    from tests.fuzz.working import confined, watched
-
 
 def main() -> None:
+    import atheris  # by hand only: the suite does without it
+
     name, arguments = sys.argv[1], sys.argv[2:]
     with atheris.instrument_imports(include=["fedunfold", "tests.fuzz.formats"]):
+        from tests.fuzz.formats import format_of
+        from tests.fuzz.judging import scratch
+        from tests.fuzz.watching import Watch
+        from tests.fuzz.working import confined, watched
+
         format = format_of(name)
 
     def mutate(data: bytes, longest: int, seed: int) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedunfold.errors import InputError
 from fedunfold.experiments.methods import unknown
 from fedunfold.files import parse_toml, read_text
+from fedunfold.limits import LINES_BYTES, RECORD_BYTES
 from fedunfold.report.run_folder import REPORT, SETTINGS, recorded, recorded_files
 from fedunfold.report.unfinished import Unfinished
 from fedunfold.tracking.jsonl import PROGRESS
@@ -174,7 +175,7 @@ def _is_run(path: Path) -> bool:
 
 def _text(file: Path) -> str:
     try:
-        return read_text(file)
+        return read_text(file, LINES_BYTES if file.suffix == ".jsonl" else RECORD_BYTES)
     except InputError as error:  # too large, or no text
         raise _DamagedError(str(error).rstrip(".")) from error
     except OSError as error:
