@@ -27,6 +27,7 @@ def main() -> None:
 
     with confined():
         limits = ["-max_len=65536", "-timeout=120", "-rss_limit_mb=0", "-print_final_stats=1"]
+        limits.append(f"-artifact_prefix={scratch()}/")
         atheris.Setup([sys.argv[0], *limits, *arguments], one, custom_mutator=mutate)
         atheris.Fuzz()
 
