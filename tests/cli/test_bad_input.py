@@ -113,7 +113,7 @@ def test_no_rounds(fedunfold: Command, two_sites: Federation) -> None:
 
 @pytest.mark.parametrize("command", ["learn", "run", "compare"])
 def test_divergence_names_round_and_client(fedunfold: Command, two_sites: Federation, command: str) -> None:
-    refused(fedunfold(command, two_sites(lr=1e38)), "round 0", "client 'b'", "learning rate")
+    refused(fedunfold(command, two_sites(lr=1e38)), "round 0", "client 'a'", "learning rate")
 
 
 def test_folder_that_cannot_be_written(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:

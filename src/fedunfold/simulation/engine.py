@@ -376,7 +376,7 @@ class SimulatedFederation:
     def _refuse_divergence(self, finite: Tensor, round: Round) -> None:
         """One client that diverges is set aside; where nobody is left, it is the training that diverges."""
         if not bool(finite.any()):
-            others = f" and all {len(finite) - 1} others that were there" if len(finite) > 1 else ""
+            others = f" and whoever else was there ({len(finite) - 1})" if len(finite) > 1 else ""
             raise DivergenceError(
                 f"round {round.request.round}: client '{self.data.keys[int(round.there[0])]}'{others} went non-finite "
                 f"during local training; lower the learning rate (now {self.lr})."
