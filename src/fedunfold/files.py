@@ -135,6 +135,14 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is one; also of a name that no folder can have."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
     """The whole of a UTF-8 file. OSError where it cannot be opened, InputError where it is not one or too large."""
     limit.check(size_of(path), f"{path}: ")

@@ -8,6 +8,7 @@ import typer
 
 from fedunfold.cli import options as opt
 from fedunfold.errors import InputError
+from fedunfold.files import is_folder, is_plain_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,9 +97,9 @@ def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.experiments.methods import unknown
     from fedunfold.report.run_folder import MODEL
 
-    if not run.is_dir():
+    if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
-    if not (run / "settings.json").is_file():
+    if not is_plain_file(run / "settings.json"):
         raise InputError(f"{run} is not a run folder: it has no settings.json; `fedunfold learn` makes one.")
     files = {file.stem: file for file in sorted(run.glob("*.safetensors")) if file.name != MODEL}
     if not files:
@@ -115,7 +116,7 @@ def _weights_file(run: Path, name: str | None) -> Path:
 
 def _environment_file(run: Path) -> Path:
     file = run / "environment.toml"
-    if not file.is_file():
+    if not is_plain_file(file):
         raise InputError(f"{run} has no environment.toml (data in memory?); name the environment with --env.")
     return file
 
