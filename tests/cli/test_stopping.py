@@ -187,15 +187,24 @@ def reproduce(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "fedunfold", *command]
 
 
-def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+@pytest.fixture
+def checkpoint_every_step(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every Python process, workers too, keeps each step: none is too fast to be cut."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from fedunfold import checkpoints\ncheckpoints.CHECKPOINT_SECONDS = 0.0\n"
+    )
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpoint_every_step: dict[str, str]) -> None:
     """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(reproduce(whole), check=True, capture_output=True)
     for awaited in ("checkpoint-learning.safetensors", "trial-*.json"):
-        process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL, env=checkpoint_every_step)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.02)
             if list(cut.glob(f"records/*/*/{awaited}")):
                 break
         assert process.poll() is None, "ended before it could be killed"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -116,12 +117,15 @@ def next_round(deployment: Deployment) -> None:
 def kill(deployment: Deployment, *parts: str) -> None:
     """SIGKILL the one process of the deployment that has each of these in its command line, in this order.
 
-    Each is waited for: until it is really gone, its port still answers.
+    Each is waited for: until the kernel has closed what it held open, its port still answers.
     """
     for part in parts:
         (found,) = matching(deployment, part)
-        os.kill(found, signal.SIGKILL)
-        until(lambda: len(matching(deployment, part)) == 0, 10)  # noqa: B023  (called at once)
+        handle = os.pidfd_open(found)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        gone, _, _ = select.select([handle], [], [], 10)
+        os.close(handle)
+        assert gone, f"{part} still runs"
 
 
 def matching(deployment: Deployment, part: str) -> list[int]:
