@@ -56,6 +56,11 @@ class OuterLoss:
         """Whether Σ_τ ∇ℓ^out is a multiple of the sum of training gradients, which w_k already carries."""
         return self.name in ("path", "sample")
 
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether a sample's outer loss is its training loss, times a coefficient."""
+        return self.name != "mse"
+
     def class_weights(self, label_counts: Tensor) -> Tensor | None:
         """N/(C n_y) from label counts [K, C] of the federation; 0 for a class nobody holds."""
         if not self.balances_classes:
@@ -65,7 +70,7 @@ class OuterLoss:
 
     def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of every sample and its gradient with respect to the logits."""
-        return (squared_error if self.name == "mse" else cross_entropy)(logits, labels)
+        return (cross_entropy if self.is_cross_entropy else squared_error)(logits, labels)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +79,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     chosen = labels.unsqueeze(-1)
     losses = -log_probabilities.gather(-1, chosen).squeeze(-1)
     gradient = log_probabilities.exp_()
-    gradient.scatter_add_(-1, chosen, -torch.ones_like(losses).unsqueeze(-1))
+    gradient.scatter_add_(-1, chosen, logits.new_full((), -1).expand_as(chosen))
     return losses, gradient
 
 

@@ -32,8 +32,8 @@ class OuterTerms:
     class_weights: Tensor | None
 
     def coefficients(self, labels: Tensor, means: Tensor) -> Tensor:
-        """What every sample's loss is multiplied with; `means` is 1/|b|, 0 for padding."""
-        weights = means * self.factors[: len(means), None]
+        """What every sample's loss is multiplied with, [..., L, B]; `means` is 1/|b|, 0 for padding."""
+        weights = means * self.factors[: means.shape[-2], None]
         return weights if self.class_weights is None else weights * self.class_weights[labels]
 
 
@@ -58,11 +58,12 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """A tally as the steps see it, gradients parameter by parameter."""
+class _Seen:
+    """A tally as the steps fill it: every sample's losses [S, L, B], summed up in the end, and gradients parameter by
+    parameter. An outer loss that is the training loss has no losses of its own."""
 
-    loss: Tensor
-    outer_loss: Tensor
+    losses: Tensor
+    outer_losses: Tensor | None
     gradients: Parameters | None
     outer_gradients: Parameters | None
 
@@ -86,14 +87,19 @@ class Walk:
         parameters = unflatten(start, shapes)
         anchor = [p.clone() for p in parameters] if self.update.mu else None
         buffers = [torch.zeros_like(p) for p in parameters] if self.update.momentum else None
-        sums = _Sums(
-            tally.loss,
-            tally.outer_loss,
+        means = self.schedule.means
+        seen = _Seen(
+            torch.zeros_like(means),
+            torch.zeros_like(means) if self._along is not None and not self._along.loss.is_cross_entropy else None,
             None if own is None else views(own, shapes),
             None if outer is None else views(outer, shapes),
         )
         for step in range(len(self.schedule.active)):
-            self._step_(step, parameters, anchor, buffers, sums)
+            self._step_(step, parameters, anchor, buffers, seen)
+        tally.loss += (seen.losses * means).sum((0, 2))
+        if self._along is not None:
+            values = seen.losses if seen.outer_losses is None else seen.outer_losses
+            tally.outer_loss += (values * self._along.coefficients(self._labels, means)).sum((0, 2))
         return flatten(parameters)
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
@@ -129,21 +135,20 @@ class Walk:
         parameters: Parameters,
         anchor: Parameters | None,
         buffers: Parameters | None,
-        tally: _Sums | None,
+        seen: _Seen | None,
     ) -> None:
         batch, means = self._minibatch(step)
         live = len(means)
         current = [p[:live] for p in parameters]
         logits, pullback = self.kernel.linearize(current, batch)
         losses, slope = cross_entropy(logits, batch.y)
-        slope.mul_(means.unsqueeze(-1))
-        if tally is not None:
-            self._add_up(tally, batch, means, logits, losses, slope, pullback)
+        if seen is not None:
+            self._see(seen, step, batch, means, logits, losses, slope, pullback)
 
         rates = self.step_sizes[:live]
         if buffers is not None:
             moving = [b[:live].mul_(self.update.momentum) for b in buffers]
-            pullback(slope, moving)
+            pullback(slope.mul_(means.unsqueeze(-1)), moving)
             for p, b in zip(current, moving, strict=True):
                 p.sub_(b * _per_lane(rates, b))
             return
@@ -151,7 +156,7 @@ class Walk:
         if self.update.mu and anchor is not None:
             trained = len(self.kernel.shapes)
             pull = [a[:live] - p for a, p in zip(anchor[:trained], current[:trained], strict=True)]
-        pullback(slope.mul_(-rates[:, None, None]), current)
+        pullback(slope.mul_(self._downhill[step, :live]), current)
         if pull is not None:
             for p, towards in zip(current[: len(pull)], pull, strict=True):
                 p.add_(towards.mul_(_per_lane(rates * self.update.mu, towards)))
@@ -171,15 +176,16 @@ class Walk:
                 gain[:live].add_(part)
 
     def _outer_slope(self, batch: Batch, means: Tensor) -> Callable[[Tensor], Tensor] | None:
-        outer = self.outer
-        if outer is None or outer.loss.only_last_layer:
+        outer = self._along
+        if outer is None:
             return None
         coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
         return lambda logits: outer.loss.values(logits, batch.y)[1].mul_(coefficients)
 
-    def _add_up(
+    def _see(
         self,
-        tally: _Sums,
+        seen: _Seen,
+        step: int,
         batch: Batch,
         means: Tensor,
         logits: Tensor,
@@ -188,26 +194,44 @@ class Walk:
         pullback: Callable[[Tensor, Parameters], None],
     ) -> None:
         live = len(means)
-        tally.loss[:live] += (losses * means).sum(1)
-        if tally.gradients is not None:
-            pullback(slope, [p[:live] for p in tally.gradients])
-        if self.outer is None or self.outer.loss.only_last_layer:
+        seen.losses[step, :live] = losses
+        if seen.gradients is not None:
+            pullback(slope * means.unsqueeze(-1), [p[:live] for p in seen.gradients])
+        if self._along is None:
             return
-        values, outer_slope = self.outer.loss.values(logits, batch.y)
-        coefficients = self.outer.coefficients(batch.y, means)
-        tally.outer_loss[:live] += (values * coefficients).sum(1)
-        if tally.outer_gradients is not None:
-            pullback(outer_slope.mul_(coefficients.unsqueeze(-1)), [p[:live] for p in tally.outer_gradients])
+        if seen.outer_losses is not None:
+            seen.outer_losses[step, :live], slope = self._along.loss.values(logits, batch.y)
+        if seen.outer_gradients is not None:
+            coefficients = self._along.coefficients(batch.y, means)
+            pullback(slope * coefficients.unsqueeze(-1), [p[:live] for p in seen.outer_gradients])
 
     def _minibatch(self, step: int) -> tuple[Batch, Tensor]:
-        """The step's minibatches of the lanes still walking, and 1/|b| per sample (0 for padding)."""
+        """The step's minibatches of the lanes still walking, and 1/|b| per sample (0 for padding).
+
+        All steps read into the same memory: the rows of one are gone when the next is made.
+        """
         live = self.schedule.active[step]
         rows = self.schedule.rows[step, :live]
         counts = self.schedule.counts[step, :live].tolist()
-        flat = rows.flatten()  # index_select reads rows several times faster than indexing does
-        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        x = self._rows_read[: rows.numel()]
+        torch.index_select(self.x, 0, rows.flatten(), out=x)  # several times faster than indexing
         seeds = self.schedule.seeds(step) if self.kernel.takes_seeds else None
-        return Batch(x, self._labels[step, :live], counts, seeds), self.schedule.means[step, :live]
+        batch = Batch(x.view(*rows.shape, *x.shape[1:]), self._labels[step, :live], counts, seeds)
+        return batch, self.schedule.means[step, :live]
+
+    @cached_property
+    def _along(self) -> OuterTerms | None:
+        """The outer loss, where the steps on the way are part of it."""
+        return None if self.outer is None or self.outer.loss.only_last_layer else self.outer
+
+    @cached_property
+    def _downhill(self) -> Tensor:
+        """−η_k/|b|, [S, L, B, 1]."""
+        return (self.schedule.means * -self.step_sizes[:, None]).unsqueeze(-1)
+
+    @cached_property
+    def _rows_read(self) -> Tensor:
+        return self.x.new_empty(self.schedule.rows[0].numel(), *self.x.shape[1:])
 
     @cached_property
     def _shapes(self) -> tuple[torch.Size, ...]:

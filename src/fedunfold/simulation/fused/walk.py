@@ -21,7 +21,7 @@ def can_walk(stack: LinearStack, rows: int, x: Tensor, update: LocalUpdate, oute
         x.device.type == "cuda"
         and x.dtype == torch.float32
         and not update.momentum
-        and (outer is None or outer.name != "mse")
+        and (outer is None or outer.is_cross_entropy)
         and all(stack.biased)
         and _shape(stack, rows).fits(shared_memory(x.device))
     )
