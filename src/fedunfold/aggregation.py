@@ -67,12 +67,12 @@ def contributions(report: RoundReport, absent: Absent, memory: Mapping[int, Tens
 
 
 def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:
-    """The table's α_k from Θ, differentiable in Θ; all 0 where no present client has any weight."""
+    """The table's α_k from Θ [..., K], differentiable in Θ; all 0 where no present client has any weight."""
     if absent != "drop":
         return weights
     there = torch.where(present, weights, 0.0)
-    total = there.sum()
-    return there / total if bool(total > 0) else there
+    total = there.sum(-1, keepdim=True)
+    return there / torch.where(total > 0, total, 1.0)
 
 
 def hidden_direction(hidden: HiddenUpdates, weights: Tensor, absent: Absent) -> tuple[HiddenSum, Tensor]:

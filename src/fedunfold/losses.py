@@ -73,6 +73,11 @@ class OuterLoss:
         return (cross_entropy if self.is_cross_entropy else squared_error)(logits, labels)
 
 
+def cross_entropy_values(logits: Tensor, labels: Tensor) -> Tensor:
+    """ce alone."""
+    return -torch.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """ce = −log softmax(z)_y and ∂ce/∂z = softmax(z) − e_y, for logits [..., C] and labels [...]."""
     log_probabilities = torch.log_softmax(logits, -1)

@@ -75,9 +75,9 @@ class Aggregator:
         [3.0, 1.0, 1.0]
         """
         alpha = coefficients.to(updates)
-        total = alpha.sum()
         if self.name == "mean":
             return alpha @ updates
+        total = alpha.sum()
         if len(updates) < max(1, self.needed) or not bool(total > 0):
             return updates.new_zeros(updates.shape[1])
         if self.name == "krum":

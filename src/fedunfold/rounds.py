@@ -154,7 +154,7 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
         # Running statistics are averaged: no server optimiser, no step size, none from memory.
         tail = slice(-report.statistics, None)
         model = torch.cat([model[: -report.statistics], server.model[tail] + moved[tail]])
-    if not bool(torch.isfinite(model.sum())):
+    if not math.isfinite(float(model.sum())):
         raise DivergenceError(
             f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "
             f"server (now {algorithm.server.lr}) or of the clients."

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,16 +87,14 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
 
     `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike.
     """
-    lengths = torch.full((len(report.keys),), math.nan, dtype=torch.float64)
+    lengths = np.full(len(report.keys), math.nan)
     reasons = dict(report.refused)
     if report.hidden is None:
-        there = torch.nonzero(report.present).flatten()
-        # Running statistics are no part of a step, and may be far larger than one.
-        norms = report.updates[:, : report.updates.shape[1] - report.statistics].norm(dim=1).double().cpu()
-        own = torch.ones(len(there)) if same_steps else report.steps[there].clamp(min=1).double()
-        found = (norms / own.sqrt()).clamp(min=NOTHING).log()
-        finite = usable(report.updates).cpu()
-        if len(there) and not bool(finite.any()):
+        there = np.flatnonzero(report.present.numpy())
+        norms, finite = _measured(report)
+        own = np.ones(len(there)) if same_steps else np.maximum(report.steps.numpy()[there], 1)
+        found = np.log(np.maximum(norms / np.sqrt(own), NOTHING))
+        if len(there) and not finite.any():
             bad = sorted({*reasons, *(report.keys[k] for k in there.tolist())})
             named = ", ".join(f"client '{key}'" for key in bad[:FEW])
             more = f" and {len(bad) - FEW} more" if len(bad) > FEW else ""
@@ -103,12 +102,12 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
                 f"round {report.round}: no update is finite and small enough to be added up, not those of "
                 f"{named}{more}; lower the learning rate of the clients."
             )
-        accepted = finite.clone()
-        reasons |= {report.keys[k]: NOT_USABLE for k in there[~finite].tolist()}
+        accepted = finite.copy()
+        reasons |= {report.keys[k]: NOT_USABLE for k in there[~finite]}
         if screen == "norm":
             middle, most = _range(found[finite], past)
             accepted &= found <= most
-            for k, x in zip(there.tolist(), found.tolist(), strict=True):
+            for k, x in zip(there, found, strict=True):
                 if x > most and report.keys[k] not in reasons:
                     reasons[report.keys[k]] = (
                         f"sends an update {_times(x - middle)} times as long as the median, "
@@ -117,44 +116,57 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
         lengths[there[accepted]] = found[accepted]
         report = _of(report, accepted)
     set_aside = tuple(SetAside(report.round, key, reasons[key]) for key in report.keys if key in reasons)
-    return Sifted(report, lengths, set_aside)
+    return Sifted(report, torch.from_numpy(lengths), set_aside)
 
 
-def _range(found: Tensor, past: Sequence[Tensor]) -> tuple[float, float]:
+def _measured(report: RoundReport) -> tuple[np.ndarray, np.ndarray]:
+    """‖Δ_k‖ [P] and which of them are usable."""
+    known = None if report.measured is None else report.measured.of(report.updates)
+    if known is not None:
+        return known.numpy(), np.ones(len(known), dtype=bool)
+    # Running statistics are no part of a step, and may be far larger than one.
+    trained = report.updates[:, : report.updates.shape[1] - report.statistics]
+    return trained.norm(dim=1).double().cpu().numpy(), usable(report.updates).cpu().numpy()
+
+
+def _range(found: np.ndarray, past: Sequence[Tensor]) -> tuple[float, float]:
     """(m, the longest that is accepted); infinite where there is too little to judge by."""
     known = found
     for row in reversed(past):
         if len(known) >= AT_LEAST:
             break
-        known = torch.cat([known, row[~row.isnan()]])
+        known = np.concatenate([known, row[~row.isnan()].numpy()])
     if len(known) < AT_LEAST:
         return math.nan, math.inf
-    middle = known.quantile(0.5)
-    spread = 1.4826 * (known - middle).abs().quantile(0.5)
-    return float(middle), float(middle + max(DEVIATIONS * float(spread), math.log(TIMES)))
+    middle = float(np.median(known))
+    spread = 1.4826 * float(np.median(np.abs(known - middle)))
+    return middle, middle + max(DEVIATIONS * spread, math.log(TIMES))
 
 
 def _times(log: float) -> str:
     return f"{math.exp(min(log, 700.0)):.3g}"
 
 
-def _of(report: RoundReport, accepted: Tensor) -> RoundReport:
+def _of(report: RoundReport, accepted: np.ndarray) -> RoundReport:
     """The report where of the present clients only the accepted [P] are left, with all outer parts summed up."""
-    present = report.present.clone()
-    present[report.present] = accepted
-    left_out = report.present & ~present
-    kept = accepted.to(report.updates.device)
+    if accepted.all() and report.own_outer_loss is None and report.own_outer_gradients is None:
+        return report
+    kept = torch.from_numpy(accepted)
     outer_loss, outer_gradient = report.outer_loss, report.outer_gradient
     if report.own_outer_loss is not None:
-        outer_loss += float(report.own_outer_loss[accepted].sum())
+        outer_loss += float(report.own_outer_loss[kept].sum())
+    kept = kept.to(report.updates.device)
     if report.own_outer_gradients is not None:
         own = report.own_outer_gradients[kept].sum(0)
         outer_gradient = own if outer_gradient is None else outer_gradient + own
     summed = replace(
         report, outer_loss=outer_loss, outer_gradient=outer_gradient, own_outer_loss=None, own_outer_gradients=None
     )
-    if not bool(left_out.any()):
+    if accepted.all():
         return summed
+    present = report.present.clone()
+    present[report.present] = torch.from_numpy(accepted)
+    left_out = report.present & ~present
 
     def unsaid(numbers: Tensor | None) -> Tensor | None:
         return None if numbers is None else torch.where(left_out.to(numbers.device), math.nan, numbers)

@@ -110,6 +110,15 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     one_line(caught, "name in", path)
 
 
+def test_text_of_no_characters(tmp_path: Path) -> None:
+    """numpy reads it, and fails with an error of the interpreter's own when the strings are asked for."""
+    impossible = np.array([0x11FFFF], dtype=np.uint32).view("<U1")
+    np.savez(tmp_path / "f.npz", x=np.zeros((1, 2)), y=np.zeros(1, int), name=np.array(["a"]), synset=impossible)
+    with pytest.raises(InputError) as caught:
+        load_features(tmp_path / "f.npz")
+    one_line(caught, "synset", "f.npz", "characters")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", b'\x08\0\0\0\0\0\0\0{"a": 1}'])
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
 def test_unreadable_files(tmp_path: Path, ending: str, content: bytes) -> None:

@@ -64,7 +64,7 @@ def walks(
 
 
 def tally(size: int, like: Tensor, *, gradients: bool) -> Tally:
-    return Tally(like.new_zeros(LANES), like.new_zeros(LANES), None, like.new_zeros(LANES, size) if gradients else None)
+    return Tally(like.new_empty(2, LANES), None, like.new_zeros(LANES, size) if gradients else None)
 
 
 def compare(
@@ -82,7 +82,7 @@ def compare(
     along = outer is not None and not OuterLoss(outer).only_last_layer  # type: ignore[arg-type]
     wanted, seen = (tally(size, w.step_sizes, gradients=along) for w in (reference, fused))
     pairs = [(reference.forward(start, wanted), fused.forward(start.to(device, dtype), seen))]
-    pairs += [(wanted.loss, seen.loss), (wanted.outer_loss, seen.outer_loss)]
+    pairs += zip(wanted.losses, seen.losses, strict=True)
     if wanted.outer_gradients is not None and seen.outer_gradients is not None:
         pairs.append((wanted.outer_gradients, seen.outer_gradients))
     if fused.can_walk_back(2**30):

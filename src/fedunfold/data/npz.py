@@ -5,6 +5,7 @@ both have to agree with each other and with the bytes there are, and a small fil
 """
 
 import math
+import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -93,7 +94,15 @@ def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
         words = "integers or floats" if kinds == NUMBERS else "numbers or text"
         raise InputError(f"{name} in {path} is not an array of {words}; save it as one.")
+    if array.dtype.kind == "U" and not _is_text(array):
+        raise InputError(f"{name} in {path} has characters that there are not; save it again.")
     return array
+
+
+def _is_text(array: NDArray[Any]) -> bool:
+    """Whether every character is one: numpy takes any 32 bits for one until somebody asks for the string."""
+    codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    return int(codes.max(initial=0)) <= sys.maxunicode
 
 
 def _fills_its_member(archive: zipfile.ZipFile, name: str) -> bool:

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
+from fedunfold.federation import ClientInfo, Evaluation, Measured, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
-from fedunfold.screening import usable
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.round import Findings, Launched, Round
+from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
@@ -128,16 +127,19 @@ class SimulatedFederation:
         return self._trained(rounds)
 
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
-        launched = self._launch(rounds)
+        brought = self._let_train(rounds)
         self._look_ahead(rounds)
         # All that a GPU has to do comes before the first number that is waited for.
         found = [self._ask_absent(round) for round in rounds]
-        return [self._report(*parts) for parts in zip(rounds, launched, found, strict=True)]
+        if brought is None:
+            return [self._report(round, None, own) for round, own in zip(rounds, found, strict=True)]
+        parts = brought.of_runs([len(round.there) for round in rounds])
+        return [self._report(*of_run) for of_run in zip(rounds, parts, found, strict=True)]
 
-    def _report(self, round: Round, launched: Launched, found: Findings) -> RoundReport:
+    def _report(self, round: Round, brought: Brought | None, found: Findings) -> RoundReport:
         request, asked = round.request, round.there
-        if len(asked):
-            round = self._gather(round, launched, found)
+        if brought is not None and len(asked):
+            round = self._gather(round, brought, found)
         if found.absent_loss is not None:
             found.outer_loss += self._finite(found.absent_loss, round)
         refused = {self.data.keys[k]: NOT_FINITE for k in np.setdiff1d(asked, round.there)}
@@ -152,6 +154,7 @@ class SimulatedFederation:
             present=torch.from_numpy(round.present),
             steps=torch.from_numpy(np.where(round.present, round.steps, 0)),
             updates=found.updates,
+            measured=found.measured,
             loss=torch.from_numpy(found.loss) if "loss" in needs else None,
             start_loss=torch.from_numpy(found.start_loss) if "start_loss" in needs else None,
             accuracy=torch.from_numpy(found.accuracy) if "accuracy" in needs else None,
@@ -229,12 +232,14 @@ class SimulatedFederation:
         walks = [walk for round in rounds for walk in round.walks(round.there)]
         schedule = self._plan(walks).on(self._device, self._dtype)
         lanes = list(schedule.order)
+        columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
+        if request.outer is not None:
+            columns.append(np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds]))
+        step_sizes, *factors = self._tensor(np.stack(columns)[:, lanes])
         outer = None
         if request.outer is not None:
-            factors = np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds])
-            outer = OuterTerms(request.outer, self._tensor(factors[lanes]), self._held.class_weights(request))
-        inside = np.concatenate([round.inside[round.there] for round in rounds])
-        parts = (self._x, self._y, schedule, self._tensor(self.lr * inside[lanes]), request.update, outer)
+            outer = OuterTerms(request.outer, factors[0], self._held.class_weights(request))
+        parts = (self._x, self._y, schedule, step_sizes, request.update, outer)
         if isinstance(self._kernel, LinearStack) and self._one_launch(self._kernel, request):
             fused = FusedWalk(self._kernel, *parts)
             if not back or fused.can_walk_back(self._memory_budget):
@@ -271,43 +276,52 @@ class SimulatedFederation:
         """Of a minibatch of any client."""
         return min(self.environment.batch_size, max(self.data.sizes))
 
-    def _launch(self, rounds: Sequence[Round]) -> list[Launched]:
-        """Let the present clients train; a GPU may still be at it when this returns."""
+    def _let_train(self, rounds: Sequence[Round]) -> Brought | None:
+        """Let the present clients train, if there are any; a GPU may still be at it when this returns."""
         counts = [len(round.there) for round in rounds]
-        models = torch.stack([round.request.model for round in rounds])
-        tally = self._tally(rounds[0].request, sum(counts))
-        lanes = np.arange(sum(counts))
-        if len(lanes):
-            walk = self._walk(rounds)
-            order = np.array(walk.schedule.order)
-            owners = np.repeat(np.arange(len(rounds)), counts)[order]
-            models = walk.forward(models[torch.from_numpy(owners)], tally)
-            lanes = np.argsort(order)
-        return [Launched(own, models, tally) for own in np.split(lanes, np.cumsum(counts)[:-1])]
+        lanes = sum(counts)
+        if not lanes:
+            return None
+        walk = self._walk(rounds)
+        order = np.array(walk.schedule.order)
+        if len(rounds) == 1:
+            first = begun = rounds[0].request.model.expand(lanes, -1)
+        else:
+            owners = torch.from_numpy(np.repeat(np.arange(len(rounds)), counts))
+            first = torch.stack([round.request.model for round in rounds])[owners.to(self._device)]
+            begun = first[torch.from_numpy(order).to(self._device)]
+        tally = self._tally(rounds[0].request, lanes)
+        models = walk.forward(begun, tally)
+        if (order != np.arange(lanes)).any():
+            back = torch.from_numpy(np.argsort(order)).to(self._device)
+            models, tally = models[back], tally.of(back)
+        walked = updates = models - first
+        after = np.concatenate([round.after[round.there] for round in rounds])
+        if (after != 1).any():
+            updates = walked * self._column(after)
+        statistics = self._statistics
+        if not statistics:
+            return Brought(walked, updates, tally, torch.cat([tally.losses, updates.norm(dim=1)[None]]))
+        updates = torch.cat([updates[:, :-statistics], walked[:, -statistics:]], 1)
+        lengths = torch.stack([updates[:, :-statistics].norm(dim=1), updates.norm(dim=1)])
+        walked[:, -statistics:] = 0  # what it is for, is about gradients
+        return Brought(walked, updates, tally, torch.cat([tally.losses, lengths]))
 
-    def _gather(self, round: Round, launched: Launched, found: Findings) -> Round:
+    def _gather(self, round: Round, brought: Brought, found: Findings) -> Round:
         """What the present clients' training brought; the round without those whose numbers are not finite."""
         request = round.request
-        lanes = torch.from_numpy(launched.lanes).to(self._device)
-        tally = launched.tally.of(lanes)
-        walked = launched.models[lanes] - request.model
-        found.updates = walked * self._column(round.after[round.there])
-        statistics = self._statistics
-        if statistics:
-            found.updates[:, -statistics:] = walked[:, -statistics:]
-        finite = torch.isfinite(tally.loss) & usable(found.updates)
-        if not bool(finite.all()):
+        finite = np.isfinite(np.delete(brought.numbers.numpy(), 1, 0)).all(0)  # whatever the outer loss is
+        if not finite.all():
             self._refuse_divergence(finite, round)
-            found.updates, walked = found.updates[finite], walked[finite]
-            tally, round = tally.of(torch.nonzero(finite).flatten()), round.of(finite.cpu())
-        if statistics:
-            walked[:, -statistics:] = 0  # what follows is about gradients
-        there = round.there
-        found.loss[there] = tally.loss.cpu().double().numpy()
+            brought, round = brought.of(torch.from_numpy(finite)), round.of(finite)
+        there, tally, walked = round.there, brought.tally, brought.walked
+        loss, outer_loss, norms = brought.numbers[:3]
+        found.updates, found.measured = brought.updates, Measured(brought.updates, norms)
+        found.loss[there] = loss.numpy()
         if request.compares_updates:
-            found.own_outer_loss = tally.outer_loss.cpu().double()
+            found.own_outer_loss = outer_loss
         else:
-            found.outer_loss += float(tally.outer_loss.double().sum())
+            found.outer_loss += float(outer_loss.sum())
         if "accuracy" in request.needs:
             found.accuracy[there] = self._held.accuracies(request.model + found.updates, there)
         # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
@@ -317,13 +331,16 @@ class SimulatedFederation:
                 found.gradients = walked * self._column(per_update)
             else:
                 found.gradients = tally.gradients
-        own = tally.outer_gradients
-        if own is None and request.path_gradient and request.outer is not None and not request.outer.only_last_layer:
-            own = walked * self._column(round.client_factors(request.outer)[there] * per_update)
+        if not (request.path_gradient and _outer_on_the_way(request)) or request.outer is None:
+            return round
         if request.compares_updates:
-            found.own_outer_gradients = own
-        elif own is not None:
-            found.outer_gradients.append(own.sum(0))
+            own = tally.outer_gradients
+            scale = round.client_factors(request.outer)[there] * per_update
+            found.own_outer_gradients = walked * self._column(scale) if own is None else own
+        elif tally.outer_gradients is not None:
+            found.outer_gradients.append(tally.outer_gradients.sum(0))
+        else:
+            found.outer_gradients.append(self._tensor(round.client_factors(request.outer)[there] * per_update) @ walked)
         return round
 
     def _tally(self, request: RoundRequest, lanes: int) -> Tally:
@@ -337,8 +354,7 @@ class SimulatedFederation:
             return self._x.new_zeros(lanes, len(request.model))
 
         return Tally(
-            loss=self._x.new_zeros(lanes),
-            outer_loss=self._x.new_zeros(lanes),
+            losses=self._x.new_empty(2, lanes),
             gradients=sums() if "gradients" in request.needs and not carried else None,
             outer_gradients=sums() if own_outer else None,
         )
@@ -373,9 +389,9 @@ class SimulatedFederation:
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]
 
-    def _refuse_divergence(self, finite: Tensor, round: Round) -> None:
+    def _refuse_divergence(self, finite: np.ndarray, round: Round) -> None:
         """One client that diverges is set aside; where nobody is left, it is the training that diverges."""
-        if not bool(finite.any()):
+        if not finite.any():
             others = f" and whoever else was there ({len(finite) - 1})" if len(finite) > 1 else ""
             raise DivergenceError(
                 f"round {round.request.round}: client '{self.data.keys[int(round.there[0])]}'{others} went non-finite "

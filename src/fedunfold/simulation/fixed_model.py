@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedunfold.losses import OuterLoss, cross_entropy
-from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unflatten
+from fedunfold.losses import OuterLoss, cross_entropy_values
+from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, views
 
 ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 """As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
@@ -30,7 +30,7 @@ class FixedModel:
         pieces = []
         for rows, batch in _batches(x, y):
             logits = self.kernel.logits(parameters, batch)[0]
-            pieces.append((logits.argmax(-1), cross_entropy(logits, y[rows])[0]))
+            pieces.append((logits.argmax(-1), cross_entropy_values(logits, y[rows])))
         return torch.cat([predicted for predicted, _ in pieces]), torch.cat([losses for _, losses in pieces])
 
     def outer(self, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class FixedModel:
         return total, flatten(gradient)[0]
 
     def _parameters(self) -> Parameters:
-        return unflatten(self.model[None], self.kernel.shapes + self.kernel.statistics)
+        return views(self.model[None], self.kernel.shapes + self.kernel.statistics)
 
 
 def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:

@@ -61,10 +61,10 @@ class HeldData:
         """A model on the test set."""
         x, y = self._test
         predicted, losses = FixedModel(self._kernel, model).predictions(x, y)
-        classes = self._data.classes
-        right = torch.bincount(y[predicted == y], minlength=classes).double()
-        per_class = right / torch.bincount(y, minlength=classes)
-        return Evaluation(float(right.sum() / len(y)), float(losses.double().mean()), per_class.cpu())
+        right = losses.new_zeros(self._data.classes, dtype=torch.float64).index_add_(0, y, (predicted == y).double())
+        *per_class, loss = torch.cat([right, losses.double().mean()[None]]).tolist()  # all that is waited for
+        found = torch.tensor(per_class, dtype=torch.float64)
+        return Evaluation(float(found.sum() / len(y)), loss, found / self._test_counts)
 
     def class_weights(self, request: RoundRequest) -> Tensor | None:
         """Those of the outer loss [C], the server's where it sends them."""
@@ -79,12 +79,17 @@ class HeldData:
     def _test(self) -> tuple[Tensor, Tensor]:
         return self._data.x_test.to(self._x), self._data.y_test.to(self._y.device)
 
+    @cached_property
+    def _test_counts(self) -> Tensor:
+        return torch.bincount(self._data.y_test, minlength=self._data.classes)
+
     def _rows(self, clients: np.ndarray) -> Tensor | slice:
         """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
         if len(clients) == len(self._sizes):
             return slice(None)
         offsets = self._data.offsets
-        return torch.cat([torch.arange(offsets[k], offsets[k + 1], device=self._x.device) for k in clients])
+        rows = np.concatenate([np.arange(offsets[k], offsets[k + 1]) for k in clients])
+        return torch.from_numpy(rows).to(self._x.device)
 
     def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
         return np.concatenate([sample_coefficients(*walk, self._batch_size) for walk in round.walks(clients)])

@@ -1,11 +1,13 @@
 """One round on its way through the engine: what is settled before it, who is under way, and what it brings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedunfold.federation import RoundRequest
+from fedunfold.federation import Measured, RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.simulation.schedule import Draw, Share
 from fedunfold.simulation.walk import Tally
@@ -38,10 +40,10 @@ class Round:
     def away(self) -> np.ndarray:
         return np.flatnonzero(~self.present)
 
-    def of(self, kept: Tensor) -> "Round":
+    def of(self, kept: np.ndarray) -> "Round":
         """The same, where of the present clients only these [P] are left."""
         present = self.present.copy()
-        present[self.there] = kept.numpy()
+        present[self.there] = kept
         return replace(self, present=present)
 
     def client_factors(self, outer: OuterLoss) -> np.ndarray:
@@ -51,12 +53,33 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Launched:
-    """A round's present clients under way: their lanes among all that walk, with the models [L, d] and sums of all."""
+class Brought:
+    """What the training of present clients brings, those of several runs one after the other; on a GPU it may still be
+    on its way.
 
-    lanes: np.ndarray
-    models: Tensor
+    `walked[P, d]` are w^{τ_k} − w^(t), and `updates` the same scaled by the factor after the loop. In `numbers[n, P]`
+    are the training and the outer loss, the length of the update, and where there are running statistics the length
+    of it with them.
+    """
+
+    walked: Tensor
+    updates: Tensor
     tally: Tally
+    numbers: Tensor
+
+    def of_runs(self, clients: Sequence[int]) -> "list[Brought]":
+        """One for each run, of so many clients; all numbers are waited for, and have come."""
+        numbers, ends = self.numbers.cpu().double(), np.cumsum(clients)
+        return [
+            Brought(self.walked[part], self.updates[part], self.tally.of(part), numbers[:, part])
+            for part in (slice(end - count, end) for end, count in zip(ends, clients, strict=True))
+        ]
+
+    def of(self, kept: Tensor) -> "Brought":
+        """That of some of the clients [P]."""
+        there = kept.to(self.walked.device)
+        lanes = torch.nonzero(there).flatten()
+        return Brought(self.walked[there], self.updates[there], self.tally.of(lanes), self.numbers[:, kept])
 
 
 @dataclass
@@ -71,6 +94,7 @@ class Findings:
     accuracy: np.ndarray
     updates: Tensor
     gradients: Tensor
+    measured: Measured | None = None
     outer_loss: float = 0.0
     absent_loss: Tensor | None = None
     outer_gradients: list[Tensor] = field(default_factory=list)

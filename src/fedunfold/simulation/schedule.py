@@ -65,28 +65,27 @@ class Share:
 class Plan:
     """Minibatches of several clients side by side, clients with more steps first.
 
-    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real; `order[l]` is the client in
-    lane l, and the first `active[τ]` lanes still train at step τ. `draws[l]` are that lane's draw and client key.
+    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real, `means[S, L, B]` 1/|b| for real rows
+    and 0 for padding; `order[l]` is the client in lane l, and the first `active[τ]` lanes still train at step τ.
+    `draws[l]` are that lane's draw and client key.
     """
 
     order: tuple[int, ...]
     active: tuple[int, ...]
     rows: np.ndarray
     counts: np.ndarray
+    means: np.ndarray
     draws: tuple[tuple[Draw, str], ...]
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
         """The plan where a walk needs it."""
-        counts = torch.from_numpy(self.counts).to(device)[..., None]
-        real = torch.arange(self.rows.shape[2], device=device) < counts
-        means = real.to(dtype) / counts.clamp(min=1)
-        rows = torch.from_numpy(self.rows).to(device)
+        rows, means = torch.from_numpy(self.rows).to(device), torch.from_numpy(self.means).to(dtype).to(device)
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A plan with `rows` and `means[S, L, B]`, 1/|b| for real rows and 0 for padding, on the device of a walk."""
+    """A plan with `rows` and `means` on the device of a walk."""
 
     order: tuple[int, ...]
     active: tuple[int, ...]
@@ -117,8 +116,10 @@ def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Pl
             padded[: share.size] += draw.permutation(share.key, epoch, share.size)
             rows[steps, lane] = padded.reshape(per_epoch, width)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
+    real = counts[..., None]
+    means = (np.arange(width) < real) / np.maximum(real, 1)
     draws = tuple((walks[index][0], walks[index][1].key) for index in order)
-    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
+    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, means, draws)
 
 
 def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:

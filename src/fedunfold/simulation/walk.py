@@ -39,21 +39,18 @@ class OuterTerms:
 
 @dataclass
 class Tally:
-    """What a forward walk adds up on its way, per lane: losses [L], and sums of gradients [L, d] where given."""
+    """What a forward walk fills in, per lane: the sums of the training and the outer losses [2, L], and adds to where
+    they are given, sums of gradients [L, d]."""
 
-    loss: Tensor
-    outer_loss: Tensor
+    losses: Tensor
     gradients: Tensor | None = None
     outer_gradients: Tensor | None = None
 
-    def of(self, lanes: Tensor) -> "Tally":
+    def of(self, lanes: Tensor | slice) -> "Tally":
         """That of some lanes."""
         own, outer = self.gradients, self.outer_gradients
         return Tally(
-            self.loss[lanes],
-            self.outer_loss[lanes],
-            None if own is None else own[lanes],
-            None if outer is None else outer[lanes],
+            self.losses[:, lanes], None if own is None else own[lanes], None if outer is None else outer[lanes]
         )
 
 
@@ -96,10 +93,12 @@ class Walk:
         )
         for step in range(len(self.schedule.active)):
             self._step_(step, parameters, anchor, buffers, seen)
-        tally.loss += (seen.losses * means).sum((0, 2))
-        if self._along is not None:
+        torch.sum(seen.losses * means, (0, 2), out=tally.losses[0])
+        if self._along is None:
+            tally.losses[1] = 0
+        else:
             values = seen.losses if seen.outer_losses is None else seen.outer_losses
-            tally.outer_loss += (values * self._along.coefficients(self._labels, means)).sum((0, 2))
+            torch.sum(values * self._along.coefficients(self._labels, means), (0, 2), out=tally.losses[1])
         return flatten(parameters)
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ aside in a round (`screening`) is absent from it on the way back too; who is, is
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -107,8 +108,15 @@ def _walk_back(
     *,
     exact: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dL/dθ and dL/ds from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached."""
-    gradient, step_gradient = torch.zeros_like(theta), theta.new_zeros(len(theta))
+    """dL/dθ and dL/ds from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached.
+
+    λ does not depend on the products ⟨ū, m_k⟩: they are waited for only in the end, all at once.
+    """
+    with torch.enable_grad():
+        leaf = theta.detach().requires_grad_()
+        alpha = coefficients(weights_of(leaf), torch.stack([layer.present for layer in layers]), algorithm.absent)
+    step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
+    along: list[tuple[int, Tensor, Tensor]] = []
     moments = tuple(torch.zeros_like(moment) for moment in layers[-1].moments)
     owed: dict[int, Tensor] = {}
     for t in reversed(range(len(layers))):
@@ -119,17 +127,11 @@ def _walk_back(
                 layer.request.model, direction, layer.moments, adjoint, moments
             )
             entering = layer.entered
-            with torch.enable_grad():
-                row = theta[t].detach().requires_grad_()
-                alpha = coefficients(weights_of(row), present, algorithm.absent)
-            along = torch.zeros_like(row)
-            along[entering.clients] = entering.along(to_direction).to(row)
-            step_size = algorithm.step_size(t)
-            step_gradient[t] = alpha.detach() @ along
-            gradient[t] = torch.autograd.grad(alpha, row, step_size * along)[0]
+            along.append((t, entering.clients, entering.along(to_direction)))
             if exact:
-                for k, share in zip(entering.clients.tolist(), alpha[entering.clients].tolist(), strict=True):
-                    part = step_size * share * to_direction
+                _check_finite(along[-1][2][None], [t], federation)
+                for k, share in zip(entering.clients.tolist(), alpha[t, entering.clients].tolist(), strict=True):
+                    part = step_sizes[t] * share * to_direction
                     owed[k] = owed[k] + part if k in owed else part
         there = torch.nonzero(present).flatten().tolist()
         if exact and there:
@@ -137,9 +139,21 @@ def _walk_back(
             adjoint = adjoint + federation.backprop(layer.request, present, arriving)
         if layer.outer_gradient is not None:
             adjoint = adjoint + layer.outer_gradient
-        if not bool(torch.isfinite(gradient[t]).all()):
-            raise DivergenceError(
-                f"round {t}: the gradient of the weights is not finite; lower the clients' learning rate "
-                f"(now {federation.lr}), or take the first_order adjoint."
-            )
-    return gradient, step_gradient
+    products = torch.zeros_like(theta)
+    if along:
+        rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in along])
+        values = torch.cat([values for _, _, values in along]).to(theta)
+        products[rows, torch.cat([clients for _, clients, _ in along])] = values
+    (gradient,) = torch.autograd.grad(alpha, leaf, theta.new_tensor(step_sizes)[:, None] * products)
+    _check_finite(gradient, range(len(theta)), federation)
+    return gradient, (alpha.detach() * products).sum(1)
+
+
+def _check_finite(numbers: Tensor, rounds: Sequence[int], federation: Federation) -> None:
+    """Refuse rounds [R, …] with numbers that are not; the last one is where it began."""
+    bad = torch.nonzero(~torch.isfinite(numbers).all(1)).flatten().tolist()
+    if bad:
+        raise DivergenceError(
+            f"round {rounds[bad[-1]]}: the gradient of the weights is not finite; lower the clients' learning rate "
+            f"(now {federation.lr}), or take the first_order adjoint."
+        )

@@ -45,7 +45,7 @@ class FusedWalk:
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
         """dL/dw^(t) through every lane, given dL/dw_k; all iterates are kept."""
-        nothing = Tally(start.new_zeros(len(start)), start.new_zeros(len(start)))
+        nothing = Tally(start.new_empty(2, len(start)))
         iterates = self._iterates(start, len(self.schedule.active) + 1, nothing)
         iterates[0] = start
         adjoint = adjoint.clone()
@@ -64,7 +64,7 @@ class FusedWalk:
         """The walk: w^{τ_k} of every lane in one copy, or w^τ in copy τ from the first step on."""
         lanes, start = len(start), start.contiguous()
         iterates = start.new_empty(copies, *start.shape)
-        losses, outer_losses = start.new_empty(2, lanes, PARTS * WARPS)
+        losses = start.new_empty(2, lanes, PARTS * WARPS)
         sums = tally.outer_gradients
         shape = self._shape(sums=sums is not None)
         compiled("forward", shape, self.x.device)(
@@ -73,8 +73,8 @@ class FusedWalk:
                 *self._round,
                 iterates,
                 start,
-                losses,
-                outer_losses,
+                losses[0],
+                losses[1],
                 start if sums is None else sums,
                 start if sums is None else start.new_zeros(lanes * shape.scratch),
                 lanes,
@@ -82,9 +82,9 @@ class FusedWalk:
                 float(self.update.mu),
             ],
         )
-        tally.loss += losses.sum(1)
-        if self.outer is not None and not self.outer.loss.only_last_layer:
-            tally.outer_loss += outer_losses.sum(1)
+        torch.sum(losses, 2, out=tally.losses)
+        if self.outer is None or self.outer.loss.only_last_layer:
+            tally.losses[1] = 0
         return iterates
 
     def _shape(self, *, sums: bool) -> Shape:
