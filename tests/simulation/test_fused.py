@@ -10,18 +10,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedunfold.environments import Environment
+from fedunfold.environments.description import ModelSpec
 from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm, run_together
+from fedunfold.simulation import SimulatedFederation, engine
 from fedunfold.simulation.fused import FusedWalk, can_walk, compiling
 from fedunfold.simulation.fused import walk as fused_walk
 from fedunfold.simulation.fused.compiling import HERE, Launch, Shape, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Draw, Schedule, Share, plan
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.updates import LocalUpdate, prox, sgd
+from fedunfold.unfolding.adjoint import unfold
+from fedunfold.updates import LocalUpdate, nova, prox, sgd
+from fedunfold.weighting.size import size
 
 SHARES = [Share("a", 0, 40, 1), Share("b", 40, 13, 1), Share("c", 53, 30, 2)]
 LANES, ROWS, BATCH = len(SHARES), 83, 18
@@ -158,6 +165,50 @@ def _argument(value: Any) -> Any:
 @pytest.mark.parametrize(("sides", "update", "outer"), CASES)
 def test_the_gpu_source_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpdate, outer: str | None) -> None:
     compare(sides, update, outer, 1e-12)
+
+
+def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
+    """Gradients of the weights, and the last model of several runs side by side."""
+    theta, start = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double(), federation.initial_model("a")
+    outers = (OuterLoss("path"), OuterLoss("balanced"))
+    slopes = [
+        unfold(federation, theta, Algorithm(nova()), outer, "first_order", run="a", model=start).gradient
+        for outer in outers
+    ]
+    runs = run_together(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
+    return [*slopes, *(run.model.cpu().double() for run in runs)]
+
+
+def unequal() -> Environment:
+    """Clients of other sizes and epochs, so that lanes have another order than clients, and now and then absent."""
+    draw = np.random.default_rng(0)
+    rows = {key: (draw.random((n, 20)), draw.integers(0, 5, n)) for key, n in (("a", 7), ("b", 23), ("c", 12))}
+    model = ModelSpec(hidden=(16,))
+    test = (draw.random((9, 20)), np.arange(9) % 5)
+    return Environment.from_arrays(rows, test, rounds=3, batch_size=4, lr=0.1, reliability=0.7, model=model)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_a_learning_by_the_gpu_source_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine hands to a launch and makes of what comes back."""
+    reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
+    walked: list[object] = []
+
+    def can(*asked: object) -> bool:
+        walked.append(asked)
+        return True
+
+    monkeypatch.setattr(engine, "can_walk", can)
+    for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    assert walked
+
+
+@pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")
+def test_a_learning_on_the_gpu_is_the_references() -> None:
+    reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
+    for expected, found in zip(reference, learned(SimulatedFederation(unequal(), device="cuda"), 3), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")

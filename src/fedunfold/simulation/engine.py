@@ -20,7 +20,7 @@ from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Brought, Findings, Round
-from fedunfold.simulation.schedule import Draw, Plan, Share, plan
+from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
@@ -287,13 +287,13 @@ class SimulatedFederation:
         if len(rounds) == 1:
             first = begun = rounds[0].request.model.expand(lanes, -1)
         else:
-            owners = torch.from_numpy(np.repeat(np.arange(len(rounds)), counts))
-            first = torch.stack([round.request.model for round in rounds])[owners.to(self._device)]
-            begun = first[torch.from_numpy(order).to(self._device)]
+            owners = upload(np.repeat(np.arange(len(rounds)), counts), self._device)
+            first = torch.stack([round.request.model for round in rounds])[owners]
+            begun = first[upload(order, self._device)]
         tally = self._tally(rounds[0].request, lanes)
         models = walk.forward(begun, tally)
         if (order != np.arange(lanes)).any():
-            back = torch.from_numpy(np.argsort(order)).to(self._device)
+            back = upload(np.argsort(order), self._device)
             models, tally = models[back], tally.of(back)
         walked = updates = models - first
         after = np.concatenate([round.after[round.there] for round in rounds])
@@ -384,7 +384,7 @@ class SimulatedFederation:
         return loss
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device, self._dtype)
+        return upload(values, self._device, self._dtype)
 
     def _column(self, values: np.ndarray) -> Tensor:
         return self._tensor(values)[:, None]

@@ -12,7 +12,7 @@ from fedunfold.federation import Evaluation, RoundRequest
 from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.round import Round
-from fedunfold.simulation.schedule import sample_coefficients
+from fedunfold.simulation.schedule import sample_coefficients, upload
 
 
 class HeldData:
@@ -29,7 +29,7 @@ class HeldData:
             raise InputError("the request names no outer loss.")
         rows = self._rows(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
-        weights = torch.from_numpy(self._minibatch_coefficients(round, clients) * factors).to(self._x)
+        weights = upload(self._minibatch_coefficients(round, clients) * factors, self._x.device, self._x.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
@@ -89,7 +89,7 @@ class HeldData:
             return slice(None)
         offsets = self._data.offsets
         rows = np.concatenate([np.arange(offsets[k], offsets[k + 1]) for k in clients])
-        return torch.from_numpy(rows).to(self._x.device)
+        return upload(rows, self._x.device)
 
     def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
         return np.concatenate([sample_coefficients(*walk, self._batch_size) for walk in round.walks(clients)])

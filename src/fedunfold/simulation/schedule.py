@@ -14,6 +14,12 @@ from torch import Tensor
 from fedunfold import randomness
 
 
+def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device, without waiting for what it is still at: numpy's memory is read before this returns."""
+    held = torch.from_numpy(np.ascontiguousarray(values))
+    return held.to(dtype or held.dtype).to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Draw:
     """The random decisions of one round."""
@@ -65,27 +71,27 @@ class Share:
 class Plan:
     """Minibatches of several clients side by side, clients with more steps first.
 
-    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real, `means[S, L, B]` 1/|b| for real rows
-    and 0 for padding; `order[l]` is the client in lane l, and the first `active[τ]` lanes still train at step τ.
-    `draws[l]` are that lane's draw and client key.
+    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real; `order[l]` is the client in
+    lane l, and the first `active[τ]` lanes still train at step τ. `draws[l]` are that lane's draw and client key.
     """
 
     order: tuple[int, ...]
     active: tuple[int, ...]
     rows: np.ndarray
     counts: np.ndarray
-    means: np.ndarray
     draws: tuple[tuple[Draw, str], ...]
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
         """The plan where a walk needs it."""
-        rows, means = torch.from_numpy(self.rows).to(device), torch.from_numpy(self.means).to(dtype).to(device)
+        rows, counts = upload(self.rows, device), upload(self.counts, device)[..., None]
+        real = torch.arange(self.rows.shape[2], device=device) < counts
+        means = real.to(dtype) / counts.clamp(min=1)
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A plan with `rows` and `means` on the device of a walk."""
+    """A plan with `rows` and `means[S, L, B]`, 1/|b| for real rows and 0 for padding, on the device of a walk."""
 
     order: tuple[int, ...]
     active: tuple[int, ...]
@@ -116,10 +122,8 @@ def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Pl
             padded[: share.size] += draw.permutation(share.key, epoch, share.size)
             rows[steps, lane] = padded.reshape(per_epoch, width)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
-    real = counts[..., None]
-    means = (np.arange(width) < real) / np.maximum(real, 1)
     draws = tuple((walks[index][0], walks[index][1].key) for index in order)
-    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, means, draws)
+    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
 def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:

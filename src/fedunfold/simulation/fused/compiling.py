@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 log = logging.getLogger("fedunfold")
 
@@ -101,6 +102,9 @@ class Launch:
     device: torch.device
 
     def __call__(self, lanes: int, arguments: Sequence[Any]) -> None:
+        """A kernel knows of a tensor only where it begins."""
+        if not all(argument.is_contiguous() for argument in arguments if isinstance(argument, Tensor)):
+            raise ValueError("a kernel reads and writes contiguous tensors only.")
         with torch.cuda.device(self.device):
             self.kernel((lanes * PARTS, 1, 1), (THREADS, 1, 1), list(arguments), self.shared_bytes)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedunfold.losses import OuterLoss
 from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, compiled, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.schedule import Schedule
+from fedunfold.simulation.schedule import Schedule, upload
 from fedunfold.simulation.walk import OuterTerms, Tally
 from fedunfold.updates import LocalUpdate
 
@@ -98,7 +98,7 @@ class FusedWalk:
         factors = ones if outer is None else outer.factors
         class_weights = ones if outer is None or outer.class_weights is None else outer.class_weights
         schedule = self.schedule
-        steps = torch.from_numpy((schedule.counts > 0).sum(0).astype(np.int32)).to(self.x.device)
+        steps = upload((schedule.counts > 0).sum(0).astype(np.int32), self.x.device)
         return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
 
 
