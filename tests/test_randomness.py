@@ -1,5 +1,7 @@
 """Draws as pure functions of what they are for."""
 
+import json
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,11 @@ def test_permutations_are_those_of_a_generator_of_their_own(
 ) -> None:
     found = randomness.permutation(size, seed, purpose, *what)
     assert found.tolist() == randomness.generator(seed, purpose, *what).permutation(size).tolist()
+
+
+@given(parts=st.lists(st.one_of(st.integers(), st.text())))
+def test_draws_are_named_by_their_json(parts: list[str | int]) -> None:
+    assert randomness._text(parts) == json.dumps(parts)
 
 
 @given(seed=seeds, purpose=purposes, what=parts)

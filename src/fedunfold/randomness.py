@@ -6,16 +6,21 @@ federation: ``learn-3`` for the fourth outer iteration, ``trial-0`` for the firs
 """
 
 import hashlib
-import json
 import threading
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
 
 import numpy as np
 
 
 def _digest(seed: int, purpose: str, *parts: str | int) -> bytes:
     """16 bytes that stand for the draw."""
-    text = json.dumps([seed, purpose, *parts])
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(_text([seed, purpose, *parts]).encode(), digest_size=16).digest()
+
+
+def _text(parts: Sequence[str | int]) -> str:
+    """What `json.dumps` makes of a list, which sets up an encoder every time, in a quarter of the time."""
+    return f"[{', '.join([encode_basestring_ascii(part) if isinstance(part, str) else str(part) for part in parts])}]"
 
 
 def integer(seed: int, purpose: str, *parts: str | int) -> int:
