@@ -120,7 +120,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="fedunfold-permutations")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent
+if hasattr(os, "register_at_fork"):  # not everywhere can processes fork
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent
 
 
 def permutations(walks: Walks) -> list[list[np.ndarray]]:
