@@ -20,12 +20,13 @@ from fedunfold.simulation.fused import FusedWalk, can_walk
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Brought, Findings, Round
-from fedunfold.simulation.schedule import Draw, Plan, Share, Walks, plan, upload
+from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Walks = list[tuple[Draw, Share]]
 NOT_FINITE = "went non-finite during local training"
 
 

@@ -29,8 +29,7 @@ class HeldData:
             raise InputError("the request names no outer loss.")
         rows = self._rows(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
-        coefficients = sample_coefficients(round.walks(clients), self._batch_size) * factors
-        weights = upload(coefficients, self._x.device, self._x.dtype)
+        weights = upload(self._minibatch_coefficients(round, clients) * factors, self._x.device, self._x.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[self._y[rows]]
@@ -44,10 +43,7 @@ class HeldData:
         rows = self._rows(clients)
         _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
         sizes = self._sizes[clients]
-        if per_sample:
-            weights = np.repeat(1 / sizes, sizes)
-        else:
-            weights = sample_coefficients(round.walks(clients), self._batch_size)
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -94,3 +90,6 @@ class HeldData:
         offsets = self._data.offsets
         rows = np.concatenate([np.arange(offsets[k], offsets[k + 1]) for k in clients])
         return upload(rows, self._x.device)
+
+    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
+        return np.concatenate([sample_coefficients(*walk, self._batch_size) for walk in round.walks(clients)])

@@ -4,20 +4,14 @@ All of it is a pure function of (seed, run, round, client key, epoch): the order
 does not matter, and a replay meets the same minibatches.
 """
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedunfold import randomness
-
-WORTH_THREADS = 20_000
-"""Rows to shuffle in a round, above which several threads do it."""
 
 
 def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -73,10 +67,6 @@ class Share:
         return self.epochs * -(-self.size // batch_size)
 
 
-Walks = Sequence[tuple[Draw, Share]]
-"""What each of some clients draws by, and its share."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """Minibatches of several clients side by side, clients with more steps first.
@@ -115,62 +105,34 @@ class Schedule:
         return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="fedunfold-permutations")
-
-
-if hasattr(os, "register_at_fork"):  # not everywhere can processes fork
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent
-
-
-def permutations(walks: Walks) -> list[list[np.ndarray]]:
-    """The order of every client's samples in each of its epochs.
-
-    Where they are many, threads draw them: numpy lets others run while it shuffles.
-    """
-
-    def of_client(walk: tuple[Draw, Share]) -> list[np.ndarray]:
-        draw, share = walk
-        return [draw.permutation(share.key, epoch, share.size) for epoch in range(share.epochs)]
-
-    many = sum(share.size * share.epochs for _, share in walks) >= WORTH_THREADS
-    return list(_threads().map(of_client, walks)) if many else [of_client(walk) for walk in walks]
-
-
-def plan(walks: Walks, batch_size: int, width: int) -> Plan:
+def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
     minibatch short. `width` is the number of rows they are padded to, whoever is there."""
     order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
     longest = walks[order[0]][1].steps(batch_size)
     rows = np.empty((longest, len(order), width), dtype=np.int32)
     counts = np.zeros((longest, len(order)), dtype=np.int32)
-    orders = permutations(walks)
     for lane, index in enumerate(order):
-        share = walks[index][1]
+        draw, share = walks[index]
         rows[:, lane] = share.start
         per_epoch = share.steps(batch_size) // share.epochs
-        for epoch, permutation in enumerate(orders[index]):
+        for epoch in range(share.epochs):
             steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
             padded = np.full(per_epoch * width, share.start, dtype=np.int32)
-            padded[: share.size] += permutation
+            padded[: share.size] += draw.permutation(share.key, epoch, share.size)
             rows[steps, lane] = padded.reshape(per_epoch, width)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
     draws = tuple((walks[index][0], walks[index][1].key) for index in order)
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
-def sample_coefficients(walks: Walks, batch_size: int) -> np.ndarray:
-    """Σ_e 1/|b_e(i)|: how often and how much sample i counts when all minibatches meet the same model; those of all
-    clients, one client after the other."""
-    found = []
-    for (_, share), orders in zip(walks, permutations(walks), strict=True):
-        coefficients = np.zeros(share.size)
-        sizes = np.full(share.size, min(batch_size, share.size), dtype=np.float64)
-        remainder = share.size % batch_size
-        if remainder:
-            sizes[-remainder:] = remainder
-        for permutation in orders:
-            coefficients[permutation] += 1 / sizes
-        found.append(coefficients)
-    return np.concatenate(found)
+def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:
+    """Σ_e 1/|b_e(i)|: how often and how much sample i counts when all minibatches meet the same model."""
+    coefficients = np.zeros(share.size)
+    sizes = np.full(share.size, min(batch_size, share.size), dtype=np.float64)
+    remainder = share.size % batch_size
+    if remainder:
+        sizes[-remainder:] = remainder
+    for epoch in range(share.epochs):
+        coefficients[draw.permutation(share.key, epoch, share.size)] += 1 / sizes
+    return coefficients
