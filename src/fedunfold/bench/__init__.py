@@ -2,7 +2,16 @@
 steps of the learning are worth."""
 
 from fedunfold.bench.measuring import Bench, measure
-from fedunfold.bench.page import page
+from fedunfold.bench.page import growth_figure, page
 from fedunfold.bench.schedules import Schedules, measure_schedules, schedules_figure, schedules_page
 
-__all__ = ["Bench", "Schedules", "measure", "measure_schedules", "page", "schedules_figure", "schedules_page"]
+__all__ = [
+    "Bench",
+    "Schedules",
+    "growth_figure",
+    "measure",
+    "measure_schedules",
+    "page",
+    "schedules_figure",
+    "schedules_page",
+]

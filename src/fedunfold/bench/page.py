@@ -1,13 +1,20 @@
 """The bench as a page of the documentation, written from what was measured."""
 
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from fedunfold.bench.measuring import Bench, Timed
 from fedunfold.bench.scaling import Scaling
+from fedunfold.environments import environment
+from fedunfold.report.figures import COLOURS, MARKERS
+from fedunfold.unfolding import Learning
 
 
-def page(bench: Bench) -> str:
-    """Markdown."""
+def page(bench: Bench, figure: str) -> str:
+    """Markdown; `figure` is the name of the picture of `growth_figure`."""
     engine, machine = bench.round["engine"].median, bench.machine
     parts = [
         "# Benchmarks\n",
@@ -35,15 +42,47 @@ def page(bench: Bench) -> str:
         run = contenders["plain run"].median
         rows = [(who, _seconds(t), f"{t.median / run:.2f}") for who, t in contenders.items()]
         parts += [f"### {name}\n", _table(("", "s (least to most)", "times a plain run"), rows)]
+    parts.append(_schedules(bench))
     memory = [(name, f"{held / 2**20:.0f}") for name, held in bench.memory.items()]
     parts += ["### Memory of one step, computation-skew\n", _table(("", "MiB"), memory)]
-    parts += _scaling(bench.scaling)
+    parts += _scaling(bench.scaling, figure)
     starts = [(name, f"{timed.median:.2f}") for name, timed in bench.start_up.items()]
     parts += ["## Start-up\n", _table(("", "s"), starts)]
     return "\n".join(parts)
 
 
-def _scaling(scaling: Scaling) -> list[str]:
+def _schedules(bench: Bench) -> str:
+    """Whole learnings on the label-skewed federation, the paper's Env II, from the steps measured above."""
+    steps, paper, fast = bench.outer_step["label-skew"], environment("mnist-2").paper.iterations, Learning().iterations
+    theirs, ours = paper * steps["unrolled"].median, fast * steps["first_order"].median
+    return (
+        f"The paper's schedule of {paper} steps by *unrolled* would take {theirs:.0f} s on *label-skew*, the fast one "
+        f"of {fast} steps by *first_order* {ours:.0f} s: {theirs / ours:.0f} times less. What each reaches is in "
+        "[Schedules of the learning](schedules.md).\n"
+    )
+
+
+def growth_figure(scaling: Scaling) -> Figure:
+    """Seconds and memory of a step along every axis, with the slopes fitted to them."""
+    picture = Figure(figsize=(11, 5), layout="constrained")
+    grid: Any = picture.subplots(2, len(scaling.axes), sharey="row", squeeze=False)
+    for column, axis in zip(grid.T, scaling.axes, strict=True):
+        values = scaling.along(axis)
+        for axes, of, unit, name in zip(column, ("seconds", "growth"), (1, 2**20), ("s", "MiB"), strict=True):
+            measured = np.array([getattr(point, of) for point in scaling.axes[axis]]) / unit
+            slope, offset = np.polyfit(np.log(values), np.log(measured), 1)
+            axes.loglog(values, np.exp(offset) * np.array(values) ** slope, color="#999999", lw=1)
+            axes.loglog(values, measured, color=COLOURS[0], marker=MARKERS[0], ms=5, lw=0)
+            axes.set_title(f"slope {slope:.2f}", loc="left", fontsize=10)
+            axes.set_xlabel(axis)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="#dddddd", lw=0.6)
+            if axis == next(iter(scaling.axes)):
+                axes.set_ylabel(f"{name} of a step")
+    return picture
+
+
+def _scaling(scaling: Scaling, figure: str) -> list[str]:
     """How the cost grows, and the large federation."""
     rows = [
         (
@@ -66,6 +105,7 @@ def _scaling(scaling: Scaling) -> list[str]:
         "One first-order step of the learning on federations of a linear head, each in a process of its own with one "
         "thread, one thing larger at a time. The slope is fitted on logarithmic axes: 1 where "
         "twice as much takes twice as long.\n",
+        f"![Seconds and memory of a step against what grows]({figure})\n",
         _table(("", "range", "s", "slope", "MiB the step adds"), rows),
         f"{size.clients} clients of which {size.sampled} are there in a round, {size.rounds} rounds, {size.parameters} "
         f"parameters: {large.seconds:.1f} s a step, and a process of {large.peak / 2**30:.2f} GiB at most.\n",

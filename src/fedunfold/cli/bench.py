@@ -46,16 +46,15 @@ def bench(
         def say(now: str) -> None:
             bars.update(bar, note=now)
 
+        file = (page or Path(f"{what}.md")).with_suffix(".png")
         if what == "engine":
             found = measured.measure(repeats, _commands(other or ()), say)
-            text = measured.page(found)
+            text, figure = measured.page(found, file.name), measured.growth_figure(found.scaling)
         else:
             found = measured.measure_schedules(env or ["digits-label-skew"], device, say)
-            figure = (page or Path("schedules.md")).with_suffix(".png")
-            text = measured.schedules_page(found, figure.name)
-            if page is not None:
-                save(measured.schedules_figure(found), figure)
+            text, figure = measured.schedules_page(found, file.name), measured.schedules_figure(found)
     if page is not None:
+        save(figure, file)
         write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if format == "json":
         console.print_json(found.as_json())
