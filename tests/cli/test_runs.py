@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedunfold.files import FolderLock
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -88,6 +89,14 @@ def test_rm_leaves_what_is_not_the_runs(fedunfold: Command, two_runs: list[str],
     assert [(run["name"], run["left"]) for run in deleted] == [("first", ["notes.md"]), ("second", [])]
     assert [file.name for file in folder.iterdir()] == ["notes.md"]
     refused(fedunfold("runs", "rm", "first", "--yes"), "runs/first is not a run folder")
+
+
+def test_a_run_that_is_still_written_is_not_deleted(fedunfold: Command, two_runs: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / two_runs[0]
+    before = sorted(folder.iterdir())
+    with FolderLock(folder):
+        refused(fedunfold("runs", "rm", two_runs[0], "--yes"), "runs/first", "still being written")
+    assert sorted(folder.iterdir()) == before
 
 
 def test_one_wrong_name_deletes_nothing(fedunfold: Command, two_runs: list[str], tmp_path: Path) -> None:

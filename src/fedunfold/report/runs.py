@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedunfold.errors import InputError
 from fedunfold.experiments.methods import unknown
-from fedunfold.files import parse_toml, read_text
+from fedunfold.files import FolderLock, InUseError, parse_toml, read_text
 from fedunfold.limits import LINES_BYTES, RECORD_BYTES
 from fedunfold.report.run_folder import REPORT, SETTINGS, recorded, recorded_files
 from fedunfold.report.unfinished import Unfinished
@@ -147,14 +147,17 @@ def differing(runs: Sequence[StoredRun]) -> tuple[dict[str, list[Any]], dict[str
 def delete_run(run: StoredRun) -> list[str]:
     """Delete the files that the run recorded, and its folder where nothing else is in it; returns what stays."""
     try:
-        for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
-            file.unlink(missing_ok=True)
-        unfinished = Unfinished(run.path)
-        if unfinished.exists and not unfinished.folder.is_symlink():  # never what lies elsewhere
-            unfinished.discard()
-        left = sorted(entry.name for entry in run.path.iterdir())
-        if not left:
-            run.path.rmdir()
+        with FolderLock(run.path):
+            for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
+                file.unlink(missing_ok=True)
+            unfinished = Unfinished(run.path)
+            if unfinished.exists and not unfinished.folder.is_symlink():  # never what lies elsewhere
+                unfinished.discard()
+            left = sorted(entry.name for entry in run.path.iterdir())
+            if not left:
+                run.path.rmdir()
+    except InUseError as error:
+        raise InputError(f"the run in {run.path} is still being written; wait until it has ended.") from error
     except OSError as error:
         raise InputError(f"cannot delete the run in {run.path}: {error.strerror}.") from error
     return left
