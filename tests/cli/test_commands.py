@@ -1,6 +1,7 @@
 """What a newcomer types, and what comes back."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,3 +180,17 @@ def test_who_was_set_aside_is_shown_and_kept(fedunfold: Command, tmp_path: Path)
     assert "note: fedavg screen norm: trial 0: client f was set aside" in compared
     learned = fedunfold("learn", "six.toml", "--screen", "norm", "--iterations", 1, "--format", "json").json
     assert learned["warnings"][0].startswith("while learning, client f was set aside in 2 of 2 rounds;")
+
+
+def test_learning_ends_with_a_command_that_works(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
+    said = fedunfold("learn", two_sites(), "--iterations", 1, "--seed", 3, "--rounds", 2).out.splitlines()[-1]
+    program, *words = shlex.split(said.partition(": ")[2])
+    compared = fedunfold(*words, "--trials", 1, "--format", "json")
+    assert (program, compared.code, compared.err) == ("fedunfold", 0, "")
+    assert len(compared.json["methods"]) == 2
+
+
+def test_one_trial_has_no_spread(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
+    env = two_sites()
+    assert "±" not in fedunfold("compare", env, "--methods", "fedavg", "--trials", 1).out.splitlines()[-2]
+    assert " ± " in fedunfold("compare", env, "--methods", "fedavg", "--trials", 2).out

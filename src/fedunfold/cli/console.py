@@ -120,7 +120,7 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             result.name,
             str(len(result.trials)),
-            f"{result.mean:.1f} ± {result.sd:.1f}",
+            result.spread,
             "" if result is comparison.methods[0] else f"{gain:+.1f}",
             f"{result.worst_class:.1f}",
         )

@@ -1,5 +1,6 @@
 """`fedunfold learn`: aggregation weights for an environment."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,6 +82,12 @@ def learn(
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"
             raise Stopped(f"stopped after {done}; what was learned is saved, and the same command goes on.")
+        if format == "text":
+            same = {"--seed": seed, "--rounds": rounds}  # of the environment they were learned for
+            more = [str(word) for pair in same.items() if pair[1] is not None for word in pair]
+            both = f"fedavg,{folder.path / 'weights.safetensors'}"
+            command = shlex.join(["fedunfold", "compare", env, "--methods", both, *more])
+            console.say(f"to see what they bring: {command}")
 
 
 def _show(

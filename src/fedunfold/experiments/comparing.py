@@ -46,6 +46,11 @@ class MethodResult:
         """Standard deviation over the trials (n − 1); 0 for a single one."""
         return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
 
+    @property
+    def spread(self) -> str:
+        """Mean and standard deviation for a table; the value alone where there is one."""
+        return f"{self.mean:.1f} ± {self.sd:.1f}" if len(self.trials) > 1 else f"{self.mean:.1f}"
+
     def as_row(self) -> dict[str, Any]:
         """Plain values for a table."""
         return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
@@ -116,7 +121,7 @@ class Comparison:
         return ShownTable(
             f"{self.environment}: accuracy on the test set after the last round (%)",
             ("method", "trials", "mean ± sd", "worst class"),
-            [(m.name, str(len(m.trials)), f"{m.mean:.1f} ± {m.sd:.1f}", f"{m.worst_class:.1f}") for m in self.methods],
+            [(m.name, str(len(m.trials)), m.spread, f"{m.worst_class:.1f}") for m in self.methods],
         )
 
     def as_json(self) -> dict[str, Any]:
