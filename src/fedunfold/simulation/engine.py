@@ -295,17 +295,9 @@ class SimulatedFederation:
         if (order != np.arange(lanes)).any():
             back = upload(np.argsort(order), self._device)
             models, tally = models[back], tally.of(back)
-        walked = updates = models - first
         after = np.concatenate([round.after[round.there] for round in rounds])
-        if (after != 1).any():
-            updates = walked * self._column(after)
-        statistics = self._statistics
-        if not statistics:
-            return Brought(walked, updates, tally, torch.cat([tally.losses, updates.norm(dim=1)[None]]))
-        updates = torch.cat([updates[:, :-statistics], walked[:, -statistics:]], 1)
-        lengths = torch.stack([updates[:, :-statistics].norm(dim=1), updates.norm(dim=1)])
-        walked[:, -statistics:] = 0  # what it is for, is about gradients
-        return Brought(walked, updates, tally, torch.cat([tally.losses, lengths]))
+        scales = self._column(after) if (after != 1).any() else None
+        return Brought.by_walks(models - first, scales, tally, self._statistics)
 
     def _gather(self, round: Round, brought: Brought, found: Findings) -> Round:
         """What the present clients' training brought; the round without those whose numbers are not finite."""
@@ -327,20 +319,15 @@ class SimulatedFederation:
         # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
         per_update = -1 / (self.lr * round.inside[there])
         if "gradients" in request.needs:
-            if tally.gradients is None:
-                found.gradients = walked * self._column(per_update)
-            else:
-                found.gradients = tally.gradients
-        if not (request.path_gradient and _outer_on_the_way(request)) or request.outer is None:
+            own = tally.gradients
+            found.gradients = walked * self._column(per_update) if own is None else own
+        if request.outer is None or request.outer.only_last_layer or not request.path_gradient:
             return round
+        own, scale = tally.outer_gradients, self._tensor(round.client_factors(request.outer)[there] * per_update)
         if request.compares_updates:
-            own = tally.outer_gradients
-            scale = round.client_factors(request.outer)[there] * per_update
-            found.own_outer_gradients = walked * self._column(scale) if own is None else own
-        elif tally.outer_gradients is not None:
-            found.outer_gradients.append(tally.outer_gradients.sum(0))
+            found.own_outer_gradients = walked * scale[:, None] if own is None else own
         else:
-            found.outer_gradients.append(self._tensor(round.client_factors(request.outer)[there] * per_update) @ walked)
+            found.outer_gradients.append(scale @ walked if own is None else own.sum(0))
         return round
 
     def _tally(self, request: RoundRequest, lanes: int) -> Tally:

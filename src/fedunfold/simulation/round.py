@@ -67,6 +67,18 @@ class Brought:
     tally: Tally
     numbers: Tensor
 
+    @classmethod
+    def by_walks(cls, walked: Tensor, scales: Tensor | None, tally: Tally, statistics: int) -> "Brought":
+        """From where the clients walked; the last `statistics` numbers, running statistics, are not scaled."""
+        updates = walked if scales is None else walked * scales
+        if not statistics:
+            return cls(walked, updates, tally, torch.cat([tally.losses, updates.norm(dim=1)[None]]))
+        steps, moved = updates[:, :-statistics], walked[:, -statistics:]
+        updates = torch.cat([steps, moved], 1)
+        walked = torch.cat([walked[:, :-statistics], torch.zeros_like(moved)], 1)  # it is for gradients alone
+        lengths = torch.stack([steps.norm(dim=1), updates.norm(dim=1)])
+        return cls(walked, updates, tally, torch.cat([tally.losses, lengths]))
+
     def of_runs(self, clients: Sequence[int]) -> "list[Brought]":
         """One for each run, of so many clients; all numbers are waited for, and have come."""
         numbers, ends = self.numbers.cpu().double(), np.cumsum(clients)
