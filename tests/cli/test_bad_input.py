@@ -62,6 +62,7 @@ def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
         (("--aggregate", "trimmed:share=0.5"), ("between 0 and 0.5", "0.5")),
         (("--aggregate", "krum:bad=1"), ("at least 5 clients", "2")),
         (("--device", "cuda:99"), ("cuda:99",)),
+        (("--device", "mps"), ("unknown device 'mps'", "cpu or cuda")),  # it has no double precision
         (("--weights", "w.safetensors", "--rule", "dr"), ("--rule or --weights",)),
         (("--weights", "w.safetensors", "--method", "fedavg"), ("--method or --weights",)),
         (("--map",), ("--map", "--weights")),

@@ -24,7 +24,7 @@ from fedunfold.weighting.learned import LearnedWeights
 def device_of(given: str | torch.device) -> torch.device:
     """A device that is really there."""
     name = str(given)
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
     try:
         device = torch.device(name)
