@@ -132,11 +132,17 @@ class Measured:
     others, or once they were changed, it says nothing."""
 
     def __init__(self, updates: Tensor, norms: Tensor) -> None:
-        self._updates, self._version, self._norms = updates, updates._version, norms
+        self._updates, self._version, self._norms = updates, _version(updates), norms
 
     def of(self, updates: Tensor) -> Tensor | None:
         """The lengths, where these are the updates that were measured."""
-        return self._norms if updates is self._updates and updates._version == self._version else None
+        unchanged = self._version is not None and self._version == _version(updates)
+        return self._norms if updates is self._updates and unchanged else None
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; tensors of torch.inference_mode do not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True)

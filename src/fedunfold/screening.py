@@ -43,6 +43,7 @@ Screen = Literal["finite", "norm"]
 DEVIATIONS = 3.5
 TIMES = 5.0
 AT_LEAST = 5
+ROUNDING = 1e-9  # what is just as long as the limit is let through, in whatever units
 FEW = 5  # clients named in an error
 NOT_USABLE = "has a NaN, infinite or far too large value"
 NOTHING = 1e-100  # the length of an update of 0, which has no logarithm
@@ -140,7 +141,7 @@ def _range(found: np.ndarray, past: Sequence[Tensor]) -> tuple[float, float]:
         return math.nan, math.inf
     middle = float(np.median(known))
     spread = 1.4826 * float(np.median(np.abs(known - middle)))
-    return middle, middle + max(DEVIATIONS * spread, math.log(TIMES))
+    return middle, middle + max(DEVIATIONS * spread, math.log(TIMES)) + ROUNDING
 
 
 def _times(log: float) -> str:
