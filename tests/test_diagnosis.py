@@ -16,7 +16,7 @@ from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.screening import SetAside
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.unfolding.adjoint import _check_finite, unfold
 from fedunfold.weighting import size
 from fedunfold.weighting.learned import LearnedWeights
 from tests.federations import simulated, tiny
@@ -125,11 +125,28 @@ class Overflowing(SimulatedFederation):
 
     def train(self, request: RoundRequest) -> RoundReport:
         report = super().train(request)
+        if self.overflows == "outer gradient" and request.round == 1 and report.outer_gradient is not None:
+            return replace(report, outer_gradient=report.outer_gradient * math.inf)
         return replace(report, outer_loss=math.inf) if self.overflows == "loss" else report
 
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         huge = 1e30 if self.overflows == "adjoint" else 1.0
         return huge * (huge * super().backprop(request, present, adjoints))
+
+
+def test_a_first_order_gradient_that_overflows_names_the_round_that_meets_it() -> None:
+    """What comes from round 1 meets the weights of round 0."""
+    with pytest.raises(DivergenceError, match="round 0: the gradient of the weights is not finite"):
+        learn(Overflowing("outer gradient"), 3, learning=Learning(iterations=1))
+
+
+def test_of_several_rounds_the_last_is_where_it_began() -> None:
+    """Where products are waited for only in the end, as on a GPU."""
+    federation = simulated(tiny())
+    fine, bad = [1.0, 2.0], [1.0, math.nan]
+    _check_finite(torch.tensor([fine, fine]), [0, 1], federation)
+    with pytest.raises(DivergenceError, match="round 2:"):
+        _check_finite(torch.tensor([bad, fine, bad, fine]), range(4), federation)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import Evaluation, RoundRequest, TrainsTogether
-from fedunfold.losses import OuterLoss
+from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds, run_together
 from fedunfold.server import adam
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
 from fedunfold.weighting import Rule, dr, fedadp, fedfa, fixed, size, uniform
-from tests.federations import RUN, SIZES, Plain, convolution, mlp, simulated, tiny
+from tests.federations import RUN, SIZES, Plain, convolution, mlp, simulated, tiny, train
 
 RHO, MU = 0.6, 0.5
 
@@ -229,6 +229,23 @@ def test_a_client_that_diverges_alone_is_set_aside() -> None:
     assert result.present.tolist() == [[False, True, False]]
     assert [(entry.round, entry.client) for entry in result.set_aside] == [(0, "c")]
     assert result.warnings == ("client c was set aside in round 1 of 1: it went non-finite during local training.",)
+
+
+@pytest.mark.parametrize("outer", ["path", "balanced"])
+@pytest.mark.parametrize("update", [sgd(), prox(0.1)], ids=["sgd", "prox"])
+def test_nothing_is_left_of_a_client_that_diverges(update: LocalUpdate, outer: OuterName) -> None:
+    """Sums of gradients that a walk adds up itself, and those that an update carries: as if c had been away."""
+    wide = {"a": 9, "b": 2, "c": 9}
+    env, alone = (
+        tiny(wide, epochs=1, lr=1e19, reliability={"a": 0.0, "b": 1.0, "c": present}) for present in (1.0, 0.0)
+    )
+    more: dict[str, Any] = {"update": update, "outer": OuterLoss(outer), "path_gradient": True, "absent_loss": "skip"}
+    found, expected = (train(simulated(e, dtype=torch.float32), "gradients", **more) for e in (env, alone))
+    assert list(found.refused) == ["c"]
+    assert found.present.tolist() == expected.present.tolist() == [False, True, False]
+    for name in ("updates", "gradients", "outer_gradient"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    assert found.outer_loss == pytest.approx(expected.outer_loss)
 
 
 def test_divergence_where_nobody_is_left() -> None:

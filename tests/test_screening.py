@@ -7,13 +7,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedunfold.environments import environment
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import Measured, RoundReport
+from fedunfold.federation import RoundReport
 from fedunfold.losses import OuterLoss
-from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, Server, aggregate, run_rounds
 from fedunfold.screening import SetAside, Sifted, check_screen, sift
 from fedunfold.simulation import SimulatedFederation
@@ -24,10 +23,6 @@ from tests.federations import RUN, simulated, tiny
 from tests.weighting.reports import report
 
 LENGTHS = st.lists(st.floats(0.1, 10.0), min_size=5, max_size=9)
-
-
-def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
 
 
 def lengths_of(*lengths: float, steps: list[int] | None = None, t: int = 0) -> RoundReport:
@@ -99,35 +94,6 @@ def test_what_is_not_finite_is_always_set_aside(bad: float) -> None:
         found = sift(lengths_of(1, 1, bad, 1, 1, 1), screen, [])
         assert names(found) == ["site-2"]
         assert bool(torch.isfinite(found.report.updates).all())
-
-
-def test_lengths_that_a_federation_has_measured_are_believed_for_these_updates_alone() -> None:
-    found = lengths_of(1, 1, 1, 1, 1)
-    told = replace(found, measured=Measured(found.updates, torch.tensor([1.0, 1.0, 1.0, 1.0, 8.0])))
-    assert names(sift(told, "norm", [])) == ["site-4"]
-    others = replace(told, updates=lengths_of(1, 9, 1, 1, 1).updates)
-    assert names(sift(others, "norm", [])) == ["site-1"], "somebody put others in their place"
-    told.updates[2] = math.nan
-    assert names(sift(told, "norm", [])) == ["site-2"], "somebody changed them"
-
-
-def test_tensors_that_do_not_count_their_changes_are_measured_again() -> None:
-    with torch.inference_mode():
-        found = lengths_of(1, 1, 1, 1, 1)
-        told = replace(found, measured=Measured(found.updates, torch.ones(5)))
-        told.updates[2] = math.nan
-        assert names(sift(told, "norm", [])) == ["site-2"]
-        assert run_rounds(simulated(tiny()), size(), 2, run=RUN).set_aside == ()
-
-
-@pytest.mark.parametrize("build", [None, normalised], ids=["linear layers", "running statistics"])
-def test_the_engine_measures_as_the_screening_does(build: ModelFactory | None) -> None:
-    federation = simulated(tiny({"a": 8, "b": 4, "c": 12}, batch_size=4, reliability=0.8), model=build)
-    request = Algorithm(nova(), screen="norm").request(RUN, 0, federation.initial_model(RUN))
-    told = federation.train(request)
-    assert told.measured is not None and told.measured.of(told.updates) is not None
-    by_itself = sift(replace(told, measured=None), "norm", [])
-    torch.testing.assert_close(sift(told, "norm", []).lengths, by_itself.lengths, equal_nan=True)
 
 
 def test_nobody_left_is_a_divergence() -> None:

@@ -93,8 +93,7 @@ class RoundReport:
     for. Where updates are compared, the parts of present clients are not in `outer_loss` and `outer_gradient` yet, but
     one by one in `own_outer_loss[P]` and `own_outer_gradients[P, d]`: some may still be set aside.
 
-    `refused` are clients that were there with something that cannot be used, and why; they count as absent. Of a
-    federation that has looked at the updates already, `measured` says how long they are.
+    `refused` are clients that were there with something that cannot be used, and why; they count as absent.
 
     The last `statistics` numbers of a model are running statistics of its layers: they are averaged with Θ as they
     are, and have no gradient.
@@ -121,28 +120,9 @@ class RoundReport:
     outer_gradient: Tensor | None = None
     own_outer_loss: Tensor | None = None
     own_outer_gradients: Tensor | None = None
-    measured: "Measured | None" = None
     hidden: HiddenUpdates | None = None
     statistics: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
-
-
-class Measured:
-    """‖Δ_k‖ [P], running statistics apart, of updates that were all found finite. It speaks of these very numbers: of
-    others, or once they were changed, it says nothing."""
-
-    def __init__(self, updates: Tensor, norms: Tensor) -> None:
-        self._updates, self._version, self._norms = updates, _version(updates), norms
-
-    def of(self, updates: Tensor) -> Tensor | None:
-        """The lengths, where these are the updates that were measured."""
-        unchanged = self._version is not None and self._version == _version(updates)
-        return self._norms if updates is self._updates and unchanged else None
-
-
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was changed in place; tensors of torch.inference_mode do not count."""
-    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True)

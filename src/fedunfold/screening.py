@@ -122,12 +122,10 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
 
 def _measured(report: RoundReport) -> tuple[np.ndarray, np.ndarray]:
     """‖Δ_k‖ [P] and which of them are usable."""
-    known = None if report.measured is None else report.measured.of(report.updates)
-    if known is not None:
-        return known.numpy(), np.ones(len(known), dtype=bool)
     # Running statistics are no part of a step, and may be far larger than one.
     trained = report.updates[:, : report.updates.shape[1] - report.statistics]
-    return trained.norm(dim=1).double().cpu().numpy(), usable(report.updates).cpu().numpy()
+    norms = trained.norm(dim=1).cpu().double().numpy()
+    return norms, usable(report.updates).cpu().numpy() if report.statistics else np.isfinite(norms)
 
 
 def _range(found: np.ndarray, past: Sequence[Tensor]) -> tuple[float, float]:

@@ -92,11 +92,11 @@ def test_rm_leaves_what_is_not_the_runs(fedunfold: Command, two_runs: list[str],
 
 
 def test_a_run_that_is_still_written_is_not_deleted(fedunfold: Command, two_runs: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / two_runs[0]
-    before = sorted(folder.iterdir())
+    folder = tmp_path / "runs" / two_runs[1]
+    before = sorted((tmp_path / "runs").rglob("*"))
     with FolderLock(folder):
-        refused(fedunfold("runs", "rm", two_runs[0], "--yes"), "runs/first", "still being written")
-    assert sorted(folder.iterdir()) == before
+        refused(fedunfold("runs", "rm", *two_runs, "--yes"), "runs/second", "still being written")
+    assert sorted((tmp_path / "runs").rglob("*")) == before, "nor are the others"
 
 
 def test_one_wrong_name_deletes_nothing(fedunfold: Command, two_runs: list[str], tmp_path: Path) -> None:

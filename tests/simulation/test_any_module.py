@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from fedunfold.errors import InputError
 from fedunfold.federation import RoundRequest
+from fedunfold.losses import OuterLoss
 from fedunfold.models import ModelFactory, flat_model, set_flat_model, statistics
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam, momentum
+from fedunfold.simulation import SimulatedFederation
 from fedunfold.simulation.dropout import SeededDropout, seed_dropout
 from fedunfold.simulation.schedule import Draw
 from fedunfold.updates import accumulated, sgd
 from fedunfold.weighting import fixed, size
-from tests.federations import RUN, simulated, tiny
+from tests.federations import RUN, simulated, tiny, train
 
 
 def normalised() -> nn.Module:
@@ -154,3 +156,35 @@ def test_a_layer_of_dropout_may_be_used_twice() -> None:
 def test_a_client_with_one_row_is_named() -> None:
     with pytest.raises(InputError, match="client 'a': its last minibatch is a single row"):
         simulated(tiny({"a": 1}), normalised)
+
+
+class Bounded(nn.Linear):
+    """Holds its weights within bounds whenever it is run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(min=0)
+        return super().forward(x)
+
+
+def test_a_model_that_is_only_read_stays_as_it_is() -> None:
+    federation = simulated(tiny(reliability=0.5), model=lambda: Bounded(5, 3))
+    model = federation.initial_model(RUN)
+    before = model.clone()
+    federation.evaluate(model)
+    federation.client_accuracies(model)
+    federation.train(RoundRequest(RUN, 0, model, sgd(), needs=frozenset({"loss"}), outer=OuterLoss()))
+    federation.outer(RoundRequest(RUN, 0, model, sgd(), outer=OuterLoss()))
+    assert torch.equal(model, before)
+    assert bool((model < 0).any()), "or there would be nothing to hold within bounds"
+
+
+def test_running_statistics_that_overflow_set_a_client_aside() -> None:
+    """The variance of c's features is too large for single precision, what is made of them is not."""
+    env = tiny(SIZES, batch_size=4)
+    data = env.load()
+    data.x[data.offsets[2] :] *= 1e25
+    model = lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))  # noqa: E731
+    report = train(SimulatedFederation(env, data, model=model))
+    assert list(report.refused) == ["c"]
+    assert report.present.tolist() == [True, True, False]
+    assert bool(torch.isfinite(report.updates).all())

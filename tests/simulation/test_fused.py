@@ -180,9 +180,11 @@ def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
 
 
 def unequal() -> Environment:
-    """Clients of other sizes and epochs, so that lanes have another order than clients, and now and then absent."""
+    """Clients of other sizes, so that lanes have another order than clients, and now and then absent; their rows lie
+    column by column, as tables do."""
     draw = np.random.default_rng(0)
-    rows = {key: (draw.random((n, 20)), draw.integers(0, 5, n)) for key, n in (("a", 7), ("b", 23), ("c", 12))}
+    sizes = (("a", 7), ("b", 23), ("c", 12))
+    rows = {key: (np.asfortranarray(draw.random((n, 20))), draw.integers(0, 5, n)) for key, n in sizes}
     model = ModelSpec(hidden=(16,))
     test = (draw.random((9, 20)), np.arange(9) % 5)
     return Environment.from_arrays(rows, test, rounds=3, batch_size=4, lr=0.1, reliability=0.7, model=model)

@@ -82,7 +82,7 @@ def learn(
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"
             raise Stopped(f"stopped after {done}; what was learned is saved, and the same command goes on.")
-        if format == "text":
+        if format == "text" and "," not in str(folder.path):  # which parts one method from the next
             same = {"--seed": seed, "--rounds": rounds}  # of the environment they were learned for
             more = [str(word) for pair in same.items() if pair[1] is not None for word in pair]
             both = f"fedavg,{folder.path / 'weights.safetensors'}"

@@ -110,12 +110,13 @@ def rm(
 ) -> None:
     """Delete runs: the files that they recorded, and nothing else."""
     from fedunfold.cli import console
-    from fedunfold.report.runs import delete_run
+    from fedunfold.report.runs import delete_run, locked
 
     found = _found(runs, folder)
     if not yes:
         _ask(found)
-    left = [(run, delete_run(run)) for run in found]
+    with locked(found):
+        left = [(run, delete_run(run)) for run in found]
     if format == "json":
         console.print_json([{"name": run.name, "deleted": len(run.files), "left": names} for run, names in left])
         return

@@ -3,7 +3,8 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,20 +145,29 @@ def differing(runs: Sequence[StoredRun]) -> tuple[dict[str, list[Any]], dict[str
     return {name: values for name, values in settings.items() if any(v != values[0] for v in values)}, results
 
 
+@contextmanager
+def locked(runs: Sequence[StoredRun]) -> Iterator[None]:
+    """Nobody else writes to any of these runs; refused where somebody does."""
+    with ExitStack() as locks:
+        for run in runs:
+            try:
+                locks.enter_context(FolderLock(run.path))
+            except InUseError as error:
+                raise InputError(f"the run in {run.path} is still being written; wait until it has ended.") from error
+        yield
+
+
 def delete_run(run: StoredRun) -> list[str]:
     """Delete the files that the run recorded, and its folder where nothing else is in it; returns what stays."""
     try:
-        with FolderLock(run.path):
-            for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
-                file.unlink(missing_ok=True)
-            unfinished = Unfinished(run.path)
-            if unfinished.exists and not unfinished.folder.is_symlink():  # never what lies elsewhere
-                unfinished.discard()
-            left = sorted(entry.name for entry in run.path.iterdir())
-            if not left:
-                run.path.rmdir()
-    except InUseError as error:
-        raise InputError(f"the run in {run.path} is still being written; wait until it has ended.") from error
+        for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
+            file.unlink(missing_ok=True)
+        unfinished = Unfinished(run.path)
+        if unfinished.exists and not unfinished.folder.is_symlink():  # never what lies elsewhere
+            unfinished.discard()
+        left = sorted(entry.name for entry in run.path.iterdir())
+        if not left:
+            run.path.rmdir()
     except OSError as error:
         raise InputError(f"cannot delete the run in {run.path}: {error.strerror}.") from error
     return left

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import ClientInfo, Evaluation, Measured, OuterReport, RoundReport, RoundRequest
+from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.fused import FusedWalk, can_walk
@@ -73,7 +73,8 @@ class SimulatedFederation:
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
         self._memory_budget = _memory(self._device) if memory_budget is None else memory_budget
-        self._x, self._y = data.x.to(self._device, dtype), data.y.to(self._device)
+        # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
+        self._x, self._y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
@@ -154,7 +155,6 @@ class SimulatedFederation:
             present=torch.from_numpy(round.present),
             steps=torch.from_numpy(np.where(round.present, round.steps, 0)),
             updates=found.updates,
-            measured=found.measured,
             loss=torch.from_numpy(found.loss) if "loss" in needs else None,
             start_loss=torch.from_numpy(found.start_loss) if "start_loss" in needs else None,
             accuracy=torch.from_numpy(found.accuracy) if "accuracy" in needs else None,
@@ -307,9 +307,8 @@ class SimulatedFederation:
             self._refuse_divergence(finite, round)
             brought, round = brought.of(torch.from_numpy(finite)), round.of(finite)
         there, tally, walked = round.there, brought.tally, brought.walked
-        loss, outer_loss, norms = brought.numbers[:3]
-        found.updates, found.measured = brought.updates, Measured(brought.updates, norms)
-        found.loss[there] = loss.numpy()
+        loss, outer_loss = brought.numbers[:2]
+        found.updates, found.loss[there] = brought.updates, loss.numpy()
         if request.compares_updates:
             found.own_outer_loss = outer_loss
         else:

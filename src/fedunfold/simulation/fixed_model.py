@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss, cross_entropy_values
-from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, views
+from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unflatten
 
 ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 """As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
@@ -46,7 +46,8 @@ class FixedModel:
         return total, flatten(gradient)[0]
 
     def _parameters(self) -> Parameters:
-        return views(self.model[None], self.kernel.shapes + self.kernel.statistics)
+        """Copies: a module may hold its weights within bounds when it is run, and w must not change by that."""
+        return unflatten(self.model[None], self.kernel.shapes + self.kernel.statistics)
 
 
 def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.federation import Measured, RoundRequest
+from fedunfold.federation import RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.simulation.schedule import Draw, Share
 from fedunfold.simulation.walk import Tally
@@ -57,9 +57,8 @@ class Brought:
     """What the training of present clients brings, those of several runs one after the other; on a GPU it may still be
     on its way.
 
-    `walked[P, d]` are w^{τ_k} − w^(t), and `updates` the same scaled by the factor after the loop. In `numbers[n, P]`
-    are the training and the outer loss, the length of the update, and where there are running statistics the length
-    of it with them.
+    `walked[P, d]` are w^{τ_k} − w^(t), and `updates` the same scaled by the factor after the loop. In `numbers[3, P]`
+    are the training and the outer loss, and the length of the update.
     """
 
     walked: Tensor
@@ -71,13 +70,11 @@ class Brought:
     def by_walks(cls, walked: Tensor, scales: Tensor | None, tally: Tally, statistics: int) -> "Brought":
         """From where the clients walked; the last `statistics` numbers, running statistics, are not scaled."""
         updates = walked if scales is None else walked * scales
-        if not statistics:
-            return cls(walked, updates, tally, torch.cat([tally.losses, updates.norm(dim=1)[None]]))
-        steps, moved = updates[:, :-statistics], walked[:, -statistics:]
-        updates = torch.cat([steps, moved], 1)
-        walked = torch.cat([walked[:, :-statistics], torch.zeros_like(moved)], 1)  # it is for gradients alone
-        lengths = torch.stack([steps.norm(dim=1), updates.norm(dim=1)])
-        return cls(walked, updates, tally, torch.cat([tally.losses, lengths]))
+        if statistics:
+            moved = walked[:, -statistics:]
+            updates = torch.cat([updates[:, :-statistics], moved], 1)
+            walked = torch.cat([walked[:, :-statistics], torch.zeros_like(moved)], 1)  # it is for gradients alone
+        return cls(walked, updates, tally, torch.cat([tally.losses, updates.norm(dim=1)[None]]))
 
     def of_runs(self, clients: Sequence[int]) -> "list[Brought]":
         """One for each run, of so many clients; all numbers are waited for, and have come."""
@@ -106,7 +103,6 @@ class Findings:
     accuracy: np.ndarray
     updates: Tensor
     gradients: Tensor
-    measured: Measured | None = None
     outer_loss: float = 0.0
     absent_loss: Tensor | None = None
     outer_gradients: list[Tensor] = field(default_factory=list)

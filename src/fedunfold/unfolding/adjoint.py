@@ -127,9 +127,11 @@ def _walk_back(
                 layer.request.model, direction, layer.moments, adjoint, moments
             )
             entering = layer.entered
-            along.append((t, entering.clients, entering.along(to_direction)))
+            products = entering.along(to_direction)
+            along.append((t, entering.clients, products))
+            if exact or products.device.type == "cpu":  # where it need not be waited for, nobody is asked any more
+                _check_finite(products[None], [t], federation)
             if exact:
-                _check_finite(along[-1][2][None], [t], federation)
                 for k, share in zip(entering.clients.tolist(), alpha[t, entering.clients].tolist(), strict=True):
                     part = step_sizes[t] * share * to_direction
                     owed[k] = owed[k] + part if k in owed else part
@@ -139,14 +141,14 @@ def _walk_back(
             adjoint = adjoint + federation.backprop(layer.request, present, arriving)
         if layer.outer_gradient is not None:
             adjoint = adjoint + layer.outer_gradient
-    products = torch.zeros_like(theta)
+    table = torch.zeros_like(theta)
     if along:
         rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in along])
         values = torch.cat([values for _, _, values in along]).to(theta)
-        products[rows, torch.cat([clients for _, clients, _ in along])] = values
-    (gradient,) = torch.autograd.grad(alpha, leaf, theta.new_tensor(step_sizes)[:, None] * products)
+        table[rows, torch.cat([clients for _, clients, _ in along])] = values
+    (gradient,) = torch.autograd.grad(alpha, leaf, theta.new_tensor(step_sizes)[:, None] * table)
     _check_finite(gradient, range(len(theta)), federation)
-    return gradient, (alpha.detach() * products).sum(1)
+    return gradient, (alpha.detach() * table).sum(1)
 
 
 def _check_finite(numbers: Tensor, rounds: Sequence[int], federation: Federation) -> None:
