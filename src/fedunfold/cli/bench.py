@@ -12,8 +12,10 @@ from fedunfold.errors import InputError
 
 def bench(
     what: Annotated[
-        Literal["engine", "schedules"],
-        typer.Argument(help="The engine beside others, or the fast schedule of the learning beside the paper's."),
+        Literal["engine", "schedules", "device"],
+        typer.Argument(
+            help="The engine beside others, the fast schedule of the learning beside the paper's, or a device's times."
+        ),
     ] = "engine",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often each thing is measured.")] = 5,
     page: Annotated[
@@ -24,7 +26,7 @@ def bench(
         typer.Option("--other", metavar="NAME=COMMAND", help="Another simulator to measure; see benchmarks/README.md."),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="ENV", help="Environments of the schedules; digits-label-skew.")
+        list[str] | None, typer.Option("--env", metavar="ENV", help="Of schedules and device; digits-label-skew.")
     ] = None,
     device: opt.Device = "cpu",
     format: opt.Format = "text",
@@ -32,14 +34,15 @@ def bench(
     """Measure the engine beside a plain loop, autograd through all rounds and Flower's simulation; takes minutes.
 
     With `schedules`: outer loss and accuracy against the time that learning takes, by the fast schedule and the
-    paper's.
+    paper's. With `device`: what local steps, learnings and runs take on the CPU or a GPU.
     """
     from fedunfold import bench as measured
     from fedunfold.cli import console
     from fedunfold.files import write_atomically
     from fedunfold.report.figures import save
 
-    found: measured.Bench | measured.Schedules
+    found: measured.Bench | measured.Schedules | measured.DeviceBench
+    figure = None
     with console.progress() as bars:
         bar = bars.add_task("measuring", total=None, note="")
 
@@ -50,11 +53,15 @@ def bench(
         if what == "engine":
             found = measured.measure(repeats, _commands(other or ()), say)
             text, figure = measured.page(found, file.name), measured.growth_figure(found.scaling)
-        else:
+        elif what == "schedules":
             found = measured.measure_schedules(env or ["digits-label-skew"], device, say)
             text, figure = measured.schedules_page(found, file.name), measured.schedules_figure(found)
+        else:
+            found = measured.measure_device(env or ["digits-label-skew"], device, repeats, say)
+            text = measured.device_page(found)
     if page is not None:
-        save(figure, file)
+        if figure is not None:
+            save(figure, file)
         write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if format == "json":
         console.print_json(found.as_json())

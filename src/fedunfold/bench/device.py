@@ -1,0 +1,115 @@
+"""What a device takes: a local step of all clients, averaged over a whole learning, and trials one by one and together.
+
+Everything counts that a user waits for: drawing minibatches, aggregation, absent clients, the way back, the tests.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from fedunfold.bench.measuring import Timed, side_by_side
+from fedunfold.environments import Environment, environment
+from fedunfold.experiments.learning import device_of
+from fedunfold.machine import machine
+from fedunfold.rounds import run_together
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.unfolding import Learning, learn
+from fedunfold.weighting.size import size
+
+TRIALS = 10
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run, and of
+    ten together."""
+
+    parameters: int
+    steps: int
+    iterations: int
+    learning: Timed
+    one: Timed
+    together: Timed
+
+    @property
+    def microseconds(self) -> Timed:
+        """Of a local step, all clients together."""
+        each = 1e6 / (self.iterations * self.steps)
+        return Timed(self.learning.median * each, self.learning.least * each, self.learning.most * each)
+
+
+@dataclass(frozen=True)
+class DeviceBench:
+    """By environment."""
+
+    machine: Mapping[str, Any]
+    environments: Mapping[str, OnDevice]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_device(
+    names: Sequence[str], device: str, repeats: int, say: Callable[[str], None] = lambda what: None
+) -> DeviceBench:
+    """Every environment on that device, several times."""
+    found = {}
+    for name in names:
+        say(name)
+        found[name] = _measured(environment(name), device_of(device), repeats)
+    return DeviceBench(machine(device), found)
+
+
+def steps_of_a_run(env: Environment) -> int:
+    """Σ_t max_k τ_k: clients train side by side, and a round lasts as long as its longest walk."""
+    minibatches = [-(-size // env.batch_size) for size in env.load().sizes]
+    return sum(max(env.epochs(k, t) * count for k, count in enumerate(minibatches)) for t in range(env.rounds))
+
+
+def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
+    federation, learning = SimulatedFederation(env, device=device), Learning()
+    runs = [f"trial-{trial}" for trial in range(TRIALS)]
+
+    def finished(work: Callable[[], object]) -> Callable[[], None]:
+        """A GPU may still be at it when a call returns."""
+
+        def waited() -> None:
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        return waited
+
+    seconds = side_by_side(
+        {
+            "learning": finished(lambda: learn(federation, env.rounds, learning=learning)),
+            "one": finished(lambda: run_together(federation, size(), env.rounds, runs[:1])),
+            "together": finished(lambda: run_together(federation, size(), env.rounds, runs)),
+        },
+        repeats,
+    )
+    timed = {name: Timed.of(measured) for name, measured in seconds.items()}
+    return OnDevice(len(federation.initial_model("trial-0")), steps_of_a_run(env), learning.iterations, **timed)
+
+
+def device_page(found: DeviceBench) -> str:
+    """Markdown."""
+    made = found.machine
+    lines = [
+        "# Times on a device\n",
+        "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
+        "learning by the fast schedule, divided by its steps, with all that comes between them. Machine: "
+        f"{made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
+        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | a run (s) | "
+        f"{TRIALS} runs together (s) | times one |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, on in found.environments.items():
+        step, one, together = on.microseconds, on.one.median, on.together.median
+        lines.append(
+            f"| {name} | {on.parameters} | {on.steps} | {step.median:.1f} ({step.least:.1f} to {step.most:.1f}) | "
+            f"{on.learning.median:.2f} | {one:.3f} | {together:.3f} | {together / one:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
