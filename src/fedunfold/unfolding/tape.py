@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Literal, Protocol
 
 import torch
@@ -58,22 +59,29 @@ class Tape(AbstractContextManager["Tape"]):
         if self._kind == "full" or not isinstance(entering, Contributions):
             return entering
         there = torch.nonzero(present).flatten().tolist()
-        for k, update in zip(there, entering.fresh, strict=True):
-            self._latest[k] = self._row(entering.memory.get(k, update))
+        fresh = entering.fresh
+        if entering.memory and there:
+            fresh = torch.stack([entering.memory[k] for k in there])  # without running statistics
+        self._latest |= zip(there, self._rows(fresh), strict=True)
         return _Kept(entering.clients, tuple(self._latest[k] for k in entering.clients.tolist()))
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _row(self, update: Tensor) -> Callable[[], Tensor]:
+    def _rows(self, updates: Tensor) -> list[Callable[[], Tensor]]:
+        """How to get at each of a round's updates again; they lie in one piece, or memory would fall to pieces."""
         if self._kind == "disk":
-            return self._on_disk(update)
-        largest = update.abs().max().clamp(min=torch.finfo(update.dtype).tiny)
-        halves = (update / largest).half()
-        return lambda: halves.to(largest.dtype) * largest
+            return self._on_disk(updates)
+        largest = updates.abs().amax(1).clamp(min=torch.finfo(updates.dtype).tiny)
+        halves = (updates / largest[:, None]).half()
 
-    def _on_disk(self, update: Tensor) -> Callable[[], Tensor]:
-        content = update.cpu().numpy().tobytes()
+        def restored(i: int) -> Tensor:
+            return halves[i].to(largest.dtype) * largest[i]
+
+        return [partial(restored, i) for i in range(len(halves))]
+
+    def _on_disk(self, updates: Tensor) -> list[Callable[[], Tensor]]:
+        content = updates.cpu().numpy().tobytes()
         try:
             if self._file is None:
                 self._file = self._opened.enter_context(
@@ -87,9 +95,10 @@ class Tape(AbstractContextManager["Tape"]):
                 f"the tape of updates cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room there, "
                 "name another folder in TMPDIR, or keep the tape in half precision."
             ) from error
-        dtype, device, count = update.dtype, update.device, len(content)
+        dtype, device, count = updates.dtype, updates.device, updates[0].nbytes if len(updates) else 0
 
-        def read() -> Tensor:
-            return torch.frombuffer(bytearray(os.pread(file.fileno(), count, begin)), dtype=dtype).to(device)
+        def read(i: int) -> Tensor:
+            found = os.pread(file.fileno(), count, begin + i * count)
+            return torch.frombuffer(bytearray(found), dtype=dtype).to(device)
 
-        return read
+        return [partial(read, i) for i in range(len(updates))]
