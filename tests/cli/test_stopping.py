@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from fedunfold.weighting.learned import LearnedWeights
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_is_heard() -> Iterator[None]:
-    """A shell starts what it puts in the background with SIGINT ignored, and these tests with it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
