@@ -72,7 +72,7 @@ def show(
         console.print_json({**found.as_json(), "settings": dict(found.settings), "files": files})
         return
     settings = flattened({name: value for name, value in found.settings.items() if name != "files"})
-    said = {name: [value] for name, value in settings.items() if value not in (None, "", [], "[]")}
+    said = {name: [value] for name, value in settings.items() if value not in (None, "", "[]")}
     console.out.print(_table(("setting", "value"), said))
     measures = [name for name in MEASURES if any(name in row for row in found.results)]
     rows = {row.get("method", "learned"): [_number(row.get(name)) for name in measures] for row in found.results}

@@ -47,8 +47,6 @@ class AnyModule:
         lanes = []
         for index, lane in enumerate(self._lanes(parameters, batch)):
             lanes.append((lane.leaves, self._logits(lane)))
-            if batch.seeds is None:
-                continue  # nothing moves where the model only reads
             for kept, moved in zip(parameters[len(self.shapes) :], lane.running, strict=True):
                 kept[index] = moved
         logits = _padded([out for _, out in lanes], batch)
