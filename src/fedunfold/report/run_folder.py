@@ -20,6 +20,7 @@ from fedunfold.report.federation_record import FEDERATION, FederationRecord
 from fedunfold.report.unfinished import UNFINISHED, Asked, Unfinished
 from fedunfold.rounds import RunResult
 from fedunfold.simulation import kernel_name
+from fedunfold.simulation.native import is_built
 from fedunfold.tracking.records import iteration_records, round_record
 from fedunfold.version import VERSION
 from fedunfold.weighting.learned import LearnedWeights
@@ -118,6 +119,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             "seed": environment.seed,
             "version": VERSION,
             "kernel": kernel_name(environment),
+            "compiled_walk": is_built(),
             **settings,
         }
         for name, write in files.items():

@@ -16,17 +16,18 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
-from fedunfold.simulation.fused import FusedWalk, can_walk
+from fedunfold.simulation.fused import FusedWalk
 from fedunfold.simulation.held_data import HeldData
-from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.native import NativeWalk
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
 from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
+from fedunfold.simulation.walks import Walks
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Walks = list[tuple[Draw, Share]]
+Clients = list[tuple[Draw, Share]]
 NOT_FINITE = "went non-finite during local training"
 
 
@@ -44,10 +45,10 @@ def _few_threads(
 
 
 class SimulatedFederation:
-    """All clients of an environment in this process, advancing together in batched steps.
+    """All clients of an environment in this process.
 
     `model` builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own. Stacks of
-    linear layers take the batched path, anything else runs as it is, lane by lane, with the same result.
+    linear layers take a path of their own, anything else runs as it is, lane by lane, with the same result.
     `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
     quarter of a GPU's memory.
 
@@ -72,7 +73,6 @@ class SimulatedFederation:
         self.environment = environment
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
-        self._memory_budget = _memory(self._device) if memory_budget is None else memory_budget
         # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
         self._x, self._y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
         self._sizes = np.array(data.sizes, dtype=np.float64)
@@ -86,8 +86,10 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
+        budget = _memory(self._device) if memory_budget is None else memory_budget
+        self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget)
         self._held = HeldData(data, self._x, self._y, self._kernel, environment.batch_size)
-        self._ahead: tuple[Walks, Plan] | None = None
+        self._ahead: tuple[Clients, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -226,11 +228,11 @@ class SimulatedFederation:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> Walk | FusedWalk:
-        """The local walk of the present clients, in one launch where that can be."""
+    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> Walk | FusedWalk | NativeWalk:
+        """The local walk of the present clients."""
         request = rounds[0].request
-        walks = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._plan(walks).on(self._device, self._dtype)
+        clients = [walk for round in rounds for walk in round.walks(round.there)]
+        schedule = self._plan(clients).on(self._device, self._dtype)
         lanes = list(schedule.order)
         columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
         if request.outer is not None:
@@ -239,18 +241,14 @@ class SimulatedFederation:
         outer = None
         if request.outer is not None:
             outer = OuterTerms(request.outer, factors[0], self._held.class_weights(request))
-        parts = (self._x, self._y, schedule, step_sizes, request.update, outer)
-        if isinstance(self._kernel, LinearStack) and self._one_launch(self._kernel, request):
-            fused = FusedWalk(self._kernel, *parts)
-            if not back or fused.can_walk_back(self._memory_budget):
-                return fused
-        return Walk(self._kernel, *parts, self._memory_budget)
+        adds_gradients = "gradients" in request.needs and not request.update.plain_steps
+        return self._walks.choose(schedule, step_sizes, request.update, outer, adds_gradients=adds_gradients, back=back)
 
-    def _plan(self, walks: Walks) -> Plan:
+    def _plan(self, clients: Clients) -> Plan:
         """The minibatches of clients, unless `_look_ahead` has drawn them already."""
-        if self._ahead is not None and self._ahead[0] == walks:
+        if self._ahead is not None and self._ahead[0] == clients:
             return self._ahead[1]
-        return plan(walks, self.environment.batch_size, self._rows_at_most)
+        return plan(clients, self.environment.batch_size, self._rows_at_most)
 
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
@@ -258,13 +256,9 @@ class SimulatedFederation:
             return
         requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
         following = [self._round(request, self._present(self._draw(request))) for request in requests]
-        walks = [walk for round in following for walk in round.walks(round.there)]
-        if walks:
-            self._ahead = walks, self._plan(walks)
-
-    def _one_launch(self, stack: LinearStack, request: RoundRequest) -> bool:
-        adds_gradients = "gradients" in request.needs and not request.update.plain_steps
-        return not adds_gradients and can_walk(stack, self._rows_at_most, self._x, request.update, request.outer)
+        clients = [walk for round in following for walk in round.walks(round.there)]
+        if clients:
+            self._ahead = clients, self._plan(clients)
 
     @property
     def _statistics(self) -> int:

@@ -20,8 +20,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedunfold.losses import cross_entropy, softmax_jacobian_product
+from fedunfold.losses import OuterLoss, cross_entropy, softmax_jacobian_product
 from fedunfold.simulation.kernel import Batch, Parameters, Pullback
+from fedunfold.updates import LocalUpdate
 
 Layer = tuple[Tensor, Tensor | None]
 
@@ -53,6 +54,11 @@ class LinearStack:
         return len(layers) % 2 == 1 and all(
             type(layer) is (nn.Linear if i % 2 == 0 else nn.ReLU) for i, layer in enumerate(layers)
         )
+
+    def walks_whole(self, update: LocalUpdate, outer: OuterLoss | None) -> bool:
+        """Whether there is compiled code for a round's whole walk, on a CPU or a GPU."""
+        cross_entropy_alone = outer is None or outer.is_cross_entropy
+        return cross_entropy_alone and not update.momentum and all(self.biased)
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self._forward(self._layers(parameters), batch)[1]

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.losses import OuterLoss
 from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, compiled, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Schedule, upload
@@ -15,16 +14,10 @@ from fedunfold.simulation.walk import OuterTerms, Tally
 from fedunfold.updates import LocalUpdate
 
 
-def can_walk(stack: LinearStack, rows: int, x: Tensor, update: LocalUpdate, outer: OuterLoss | None) -> bool:
+def can_walk(stack: LinearStack, rows: int, x: Tensor) -> bool:
     """Whether a round on data x with minibatches of some rows can be one launch."""
-    return (
-        x.device.type == "cuda"
-        and x.dtype == torch.float32
-        and not update.momentum
-        and (outer is None or outer.is_cross_entropy)
-        and all(stack.biased)
-        and _shape(stack, rows).fits(shared_memory(x.device))
-    )
+    single = x.device.type == "cuda" and x.dtype == torch.float32
+    return single and _shape(stack, rows).fits(shared_memory(x.device))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,7 @@
+"""On a CPU: a round's whole local walk in one call, for stacks of linear layers of any depth."""
+
+from fedunfold.simulation.native.library import is_built
+from fedunfold.simulation.native.rows import Rows
+from fedunfold.simulation.native.walk import NativeWalk, can_walk
+
+__all__ = ["NativeWalk", "Rows", "can_walk", "is_built"]

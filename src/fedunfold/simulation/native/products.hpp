@@ -1,0 +1,167 @@
+// Products of small matrices on one core, in registers: what a local step is made of.
+//
+// A left factor is given by a pointer to each of its rows, so that rows of the data are read where they lie, and by its
+// marks: where a tile of it is 0, nothing is done. A right factor that is read again and again, a layer's weights, lies
+// panel by panel: the columns of a tile are one piece of memory. All other matrices are row-major. The number of columns
+// is padded.
+
+template <class T> struct Vector { typedef T type __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias)); };
+template <class T> constexpr int WIDTH = BYTES / sizeof(T);
+#define UNROLLED _Pragma("GCC unroll 8")
+
+template <class T> constexpr int PADDING = 2 * WIDTH<T>;  // columns are a multiple of this
+
+template <class T> INLINE typename Vector<T>::type& at(T* p) { return *(typename Vector<T>::type*)p; }
+template <class T> INLINE const typename Vector<T>::type& at(const T* p) { return *(const typename Vector<T>::type*)p; }
+
+// A tile of a result has three rows and four vectors of columns, which fill the registers of AVX2: low tiles skip more
+// zeros of the left factor than high ones.
+constexpr int TILE = 3;
+constexpr int VECTORS = 4;
+constexpr int DEPTH = 256;  // rows of the right factor that stay in the first cache with the columns of a tile
+
+// Calls work(height, row) for tiles that cover `rows`.
+template <class Work> INLINE void in_tiles(int rows, Work work) {
+    int row = 0;
+    for (; row + TILE <= rows; row += TILE) work(std::integral_constant<int, TILE>(), row);
+    if (rows - row == 1) work(std::integral_constant<int, 1>(), row);
+    if (rows - row == 2) work(std::integral_constant<int, 2>(), row);
+}
+
+// Calls work(vectors, column) for tiles that cover `columns`.
+template <class T, class Work> INLINE void in_panels(int columns, Work work) {
+    int column = 0;
+    for (; column + VECTORS * WIDTH<T> <= columns; column += VECTORS * WIDTH<T>)
+        work(std::integral_constant<int, VECTORS>(), column);
+    if (column < columns) work(std::integral_constant<int, 2>(), column);
+}
+
+// c[M × N vectors] = begin + a b over the given columns of a; `begin` has a stride (0: the same row for all).
+template <int M, int N, class T>
+INLINE void multiply_tile(const T* const* a, const int* which, int count, const T* b, const T* begin, int stride, T* c,
+                          int columns) {
+    typename Vector<T>::type sum[M][N], factor[M];
+    UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = at(begin + m * stride + n * WIDTH<T>);
+    for (int e = 0; e < count; e++) {
+        const T* row = b + (long)which[e] * (N * WIDTH<T>);
+        UNROLLED for (int m = 0; m < M; m++) factor[m] = a[m][which[e]] - typename Vector<T>::type{};
+        UNROLLED for (int n = 0; n < N; n++)
+            UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
+    }
+    UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) at(c + m * columns + n * WIDTH<T>) = sum[m][n];
+}
+
+// c[M × N vectors] += aᵀ b over the given rows of a, for M columns of it from `column` on.
+template <int M, int N, class T>
+INLINE void add_transposed_tile(const T* const* a, int column, const int* which, int count, const T* b, int columns, T* c) {
+    typename Vector<T>::type sum[M][N], factor[M];
+    UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = at(c + (m * N + n) * WIDTH<T>);
+    for (int e = 0; e < count; e++) {
+        const T *factors = a[which[e]] + column, *row = b + (long)which[e] * columns;
+        UNROLLED for (int m = 0; m < M; m++) factor[m] = factors[m] - typename Vector<T>::type{};
+        UNROLLED for (int n = 0; n < N; n++)
+            UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
+    }
+    UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) at(c + (m * N + n) * WIDTH<T>) = sum[m][n];
+}
+
+// The left factor of a product. `marks`, where they are known, have a bit for every entry of a row that is not 0.
+template <class T> struct Left {
+    const T* const* rows;
+    const uint64_t* const* marks;
+    int count, depth;
+};
+
+// Which entries of a left factor count; a thread has one, so that a product needs no memory of its own.
+class Lists {
+    struct List {
+        const int* which;
+        int count;
+    };
+    std::vector<int> all, some;
+    std::vector<List> tiles;
+
+   public:
+    Lists(int rows, int depth) : all(std::max(rows, depth)), some((long)rows * DEPTH), tiles(rows) {
+        std::iota(all.begin(), all.end(), 0);
+    }
+
+    // For every tile of rows, the columns from `from` (a multiple of 64) to `to` where any of them is not 0.
+    template <class T> const List* columns(const Left<T>& a, int from, int to) {
+        int* next = some.data();
+        List* tile = tiles.data();
+        in_tiles(a.count, [&](auto height, int row) {
+            *tile = {all.data() + from, to - from};
+            if (a.marks) {
+                tile->which = next;
+                for (int word = from / 64; word * 64 < to; word++) {
+                    uint64_t any = 0;
+                    for (int m = 0; m < height; m++) any |= a.marks[row + m][word];
+                    for (; any; any &= any - 1) *next++ = word * 64 + __builtin_ctzll(any);
+                }
+                tile->count = (int)(next - tile->which);
+            }
+            tile++;
+        });
+        return tiles.data();
+    }
+
+    // The rows where any of `height` columns from `column` on is not 0.
+    template <class T> INLINE List rows(const Left<T>& a, int column, int height) {
+        if (!a.marks) return {all.data(), a.count};
+        const int word = column / 64, shift = column % 64;
+        const uint64_t wanted = (1ull << height) - 1, here = wanted << shift, next = shift ? wanted >> (64 - shift) : 0;
+        int count = 0;
+        for (int i = 0; i < a.count; i++) {
+            some[count] = i;
+            count += (a.marks[i][word] & here) || (next && a.marks[i][word + 1] & next);
+        }
+        return {some.data(), count};
+    }
+};
+
+// c[rows × columns] = begin + a b[depth × columns]; `begin` is one row (stride 0), or c itself (stride columns).
+template <class T>
+void multiply(const Left<T>& a, Lists& lists, const T* b, int columns, const T* begin, int stride, T* c) {
+    for (int from = 0; from < a.depth; from += DEPTH) {
+        const auto* tiles = lists.columns(a, from, std::min(from + DEPTH, a.depth));
+        in_panels<T>(columns, [&](auto vectors, int panel) {
+            const auto* tile = tiles;
+            in_tiles(a.count, [&](auto height, int row) {
+                multiply_tile<height.value, vectors.value>(a.rows + row, tile->which, tile->count,
+                                                           b + (long)panel * a.depth, begin + (long)row * stride + panel,
+                                                           stride, c + (long)row * columns + panel, columns);
+                tile++;
+            });
+        });
+        begin = c;
+        stride = columns;
+    }
+}
+
+// c[depth × columns] += aᵀ b[rows × columns]
+template <class T> void add_transposed(const Left<T>& a, Lists& lists, const T* b, int columns, T* c) {
+    in_tiles(a.depth, [&](auto height, int column) {
+        const auto [which, count] = lists.rows(a, column, height);
+        if (!count) return;
+        in_panels<T>(columns, [&, which = which, count = count](auto vectors, int panel) {
+            T* here = c + (long)panel * a.depth + column * vectors.value * WIDTH<T>;
+            add_transposed_tile<height.value, vectors.value>(a.rows, column, which, count, b + panel, columns, here);
+        });
+    });
+}
+
+// Where column `column` of row 0 lies in a right factor [depth × columns]; row k lies k times `stride` further on.
+struct Place {
+    long first;
+    int stride;
+};
+template <class T> INLINE Place place(int column, int depth, int columns) {
+    constexpr int WHOLE = VECTORS * WIDTH<T>;
+    const int panel = column / WHOLE * WHOLE;
+    return {(long)panel * depth + column - panel, std::min(WHOLE, columns - panel)};
+}

@@ -1,0 +1,46 @@
+// The walk of a round on a CPU, for stacks of linear layers; loaded by `library.py`.
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#define INLINE inline __attribute__((always_inline))
+
+#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__)
+#error "written and measured for GCC on x86-64; elsewhere torch makes the walk"
+#endif
+#pragma GCC target("avx2,fma")
+
+namespace {
+constexpr int BYTES = 32;  // of a vector
+#include "products.hpp"
+#include "stack.hpp"
+#include "step.hpp"
+#include "walk.hpp"
+
+template <class T> int run(void (*walk)(const Round<T>&), const Round<T>* round) {
+    try {
+        walk(*round);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    } catch (...) {
+        return 2;
+    }
+}
+}  // namespace
+
+extern "C" {
+int forward_float(const Round<float>* round) { return run(forward<float>, round); }
+int forward_double(const Round<double>* round) { return run(forward<double>, round); }
+int backward_float(const Round<float>* round) { return run(backward<float>, round); }
+int backward_double(const Round<double>* round) { return run(backward<double>, round); }
+}

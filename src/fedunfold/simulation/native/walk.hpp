@@ -1,0 +1,97 @@
+// Lanes are dealt out in pieces, always of the lane with most left to do, so that threads end together.
+template <class T, class Begin, class Walk, class End>
+void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin, Walk walk, End end) {
+    std::vector<Lane<T>> lanes(round.lanes);
+    for (long place = 0; place < round.steps * round.lanes; place++)
+        lanes[place % round.lanes].steps += passes * (round.counts[place] > 0);
+    const int piece = std::max<int>(1, (int)round.steps * passes / 8);
+    std::mutex lock;
+    std::condition_variable freed;
+    std::exception_ptr failed;
+
+    const auto chosen = [&]() -> Lane<T>* {
+        Lane<T>* most = nullptr;
+        for (Lane<T>& lane : lanes)
+            if (!lane.taken && lane.done < lane.steps && (!most || lane.steps - lane.done > most->steps - most->done)) most = &lane;
+        return most;
+    };
+    const auto all_done = [&] {
+        return std::all_of(lanes.begin(), lanes.end(), [](const Lane<T>& lane) { return lane.done == lane.steps; });
+    };
+    const auto work = [&] {
+        try {
+            Step<T> step(round, stack);
+            std::unique_lock<std::mutex> held(lock);
+            while (!failed && !all_done()) {
+                Lane<T>* lane = chosen();
+                if (!lane) {
+                    freed.wait(held);
+                    continue;
+                }
+                lane->taken = true;
+                held.unlock();
+                const int index = (int)(lane - lanes.data()), until = std::min(lane->steps, lane->done + piece);
+                if (lane->done == 0) begin(index, *lane);
+                for (int s = lane->done; s < until; s++) walk(step, index, *lane, s);
+                if (until == lane->steps) {
+                    end(index, *lane);
+                    lane->forget();
+                }
+                held.lock();
+                lane->done = until;
+                lane->taken = false;
+                freed.notify_all();
+            }
+        } catch (...) {
+            const std::lock_guard<std::mutex> held(lock);
+            failed = std::current_exception();
+            freed.notify_all();
+        }
+    };
+    std::vector<std::thread> others;
+    for (int t = 1; t < std::min(round.threads, round.lanes); t++) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+    if (failed) std::rethrow_exception(failed);
+}
+
+// w_k of every lane from w^(t), with losses, and outer gradients where they are wanted.
+template <class T> void forward(const Round<T>& round) {
+    const Stack<T> stack(round);
+    const auto begin = [&](int l, Lane<T>& lane) {
+        lane.model = stack.held(round.start + l * round.start_stride);
+        if (round.mu) lane.anchor = lane.model;
+        if (round.sums) lane.sums.assign(stack.size, 0);
+    };
+    const auto walk = [](Step<T>& step, int l, Lane<T>& lane, int s) { step.walk(l, lane, s, true); };
+    const auto end = [&](int l, Lane<T>& lane) {
+        stack.release(lane.model, round.models + l * stack.flat_size, [](T& to, T from) { to = from; });
+        if (round.sums) stack.release(lane.sums, round.sums + l * stack.flat_size, [](T& to, T from) { to += from; });
+        round.losses[l] = (T)lane.loss;
+        round.losses[round.lanes + l] = (T)lane.outer_loss;
+    };
+    deal(round, stack, 1, begin, walk, end);
+}
+
+// dL/dw^(t) through every lane, given dL/dw_k: the walk again, keeping what is needed, and then back.
+template <class T> void backward(const Round<T>& round) {
+    const Stack<T> stack(round);
+    const auto begin = [&](int l, Lane<T>& lane) {
+        lane.model = stack.held(round.start + l * round.start_stride);
+        lane.adjoint = stack.held(round.models + l * stack.flat_size);
+        if (round.mu) lane.anchor = lane.model;
+        if (round.mu) lane.gain.assign(stack.size, 0);
+        lane.tape.resize(lane.steps / 2 * Step<T>::kept_numbers(round, stack));
+    };
+    const auto walk = [](Step<T>& step, int l, Lane<T>& lane, int s) {
+        if (s < lane.steps / 2)
+            step.keep(l, lane, s);
+        else
+            step.walk_back(l, lane, lane.steps - 1 - s);
+    };
+    const auto end = [&](int l, Lane<T>& lane) {
+        for (size_t i = 0; i < lane.gain.size(); i++) lane.adjoint[i] += lane.gain[i];
+        stack.release(lane.adjoint, round.models + l * stack.flat_size, [](T& to, T from) { to = from; });
+    };
+    deal(round, stack, 2, begin, walk, end);
+}

@@ -1,0 +1,51 @@
+"""Which walk a round takes: compiled code for the whole of it where there is some, else torch step by step."""
+
+from functools import cached_property
+
+from torch import Tensor
+
+from fedunfold.simulation.fused import FusedWalk
+from fedunfold.simulation.fused import can_walk as can_launch
+from fedunfold.simulation.kernel import Kernel
+from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.native import NativeWalk, Rows
+from fedunfold.simulation.native import can_walk as can_call
+from fedunfold.simulation.schedule import Schedule
+from fedunfold.simulation.walk import OuterTerms, Walk
+from fedunfold.updates import LocalUpdate
+
+
+class Walks:
+    """The rows x and labels y of all clients, for walks with minibatches of at most some rows."""
+
+    def __init__(self, kernel: Kernel, x: Tensor, y: Tensor, most_rows: int, memory_budget: int) -> None:
+        self._kernel, self._x, self._y = kernel, x, y
+        self._most_rows, self._memory_budget = most_rows, memory_budget
+
+    def choose(
+        self,
+        schedule: Schedule,
+        step_sizes: Tensor,
+        update: LocalUpdate,
+        outer: OuterTerms | None,
+        *,
+        adds_gradients: bool,
+        back: bool,
+    ) -> Walk | FusedWalk | NativeWalk:
+        """By the model, the device and what is asked. `adds_gradients` asks for sums of the training gradients, and
+        `back` for the way back, whose memory is bounded."""
+        parts = (schedule, step_sizes, update, outer)
+        loss = None if outer is None else outer.loss
+        if isinstance(self._kernel, LinearStack) and self._kernel.walks_whole(update, loss) and not adds_gradients:
+            whole: FusedWalk | NativeWalk | None = None
+            if can_launch(self._kernel, self._most_rows, self._x):
+                whole = FusedWalk(self._kernel, self._x, self._y, *parts)
+            elif can_call(self._x):
+                whole = NativeWalk(self._kernel, self._rows, self._y, *parts)
+            if whole is not None and (not back or whole.can_walk_back(self._memory_budget)):
+                return whole
+        return Walk(self._kernel, self._x, self._y, *parts, self._memory_budget)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows.of(self._x)

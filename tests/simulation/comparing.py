@@ -1,0 +1,123 @@
+"""A round's walk in one piece against the reference walk."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedunfold.environments import Environment
+from fedunfold.environments.description import ModelSpec
+from fedunfold.losses import OuterLoss
+from fedunfold.rounds import Algorithm, run_together
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.fused import FusedWalk
+from fedunfold.simulation.linear_stack import LinearStack
+from fedunfold.simulation.native import NativeWalk
+from fedunfold.simulation.schedule import Draw, Schedule, Share, plan
+from fedunfold.simulation.walk import OuterTerms, Tally, Walk
+from fedunfold.unfolding.adjoint import unfold
+from fedunfold.updates import LocalUpdate, nova, prox, sgd
+from fedunfold.weighting.size import size
+
+SHARES = [Share("a", 0, 40, 1), Share("b", 40, 13, 1), Share("c", 53, 30, 2)]
+LANES, ROWS, BATCH = len(SHARES), 83, 18
+CPU = torch.device("cpu")
+Parts = tuple[LinearStack, Tensor, Tensor, Schedule, Tensor, LocalUpdate, OuterTerms | None]
+
+CASES = [
+    pytest.param((20, 5), sgd(), None, id="one layer"),
+    pytest.param((37, 11), sgd(), "balanced", id="one layer, balanced"),
+    pytest.param((21, 5), prox(0.3), "path", id="one layer, prox"),
+    pytest.param((20, 5), sgd(), "final", id="one layer, final"),
+    pytest.param((20, 33, 5), sgd(), "balanced", id="two layers, balanced"),
+    pytest.param((30, 20, 40), prox(0.3), "path", id="two layers, prox, many classes"),
+    pytest.param((70, 40, 24, 5), sgd(), "sample", id="three layers, sample"),
+    pytest.param((25, 13, 17, 6), prox(0.3), "balanced", id="three layers, prox, balanced"),
+]
+
+
+def stack(sides: Sequence[int]) -> LinearStack:
+    layers: list[nn.Module] = []
+    for below, above in pairwise(sides):
+        layers += [nn.Linear(below, above), nn.ReLU()]
+    return LinearStack(nn.Sequential(*layers[:-1]))
+
+
+def normal_rows(features: int) -> Tensor:
+    return torch.randn(ROWS, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A walk made of `Parts`, somewhere and in some precision, beside the reference in float64 on the CPU."""
+
+    make: Callable[..., FusedWalk | NativeWalk]
+    rows: Callable[[int], Tensor] = normal_rows
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float64
+
+    def check(self, sides: Sequence[int], update: LocalUpdate, outer: str | None, tolerance: float) -> None:
+        """Models, losses, sums of gradients, and where it can be the walk back."""
+        reference = Walk(*self._parts(sides, update, outer, CPU, torch.float64), 2**30)
+        whole = self.make(*self._parts(sides, update, outer, self.device, self.dtype))
+        size = sum(shape.numel() for shape in reference.kernel.shapes)
+        start = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2
+        along = outer is not None and not OuterLoss(outer).only_last_layer  # type: ignore[arg-type]
+        wanted, seen = (_tally(size, walk.step_sizes, gradients=along) for walk in (reference, whole))
+        pairs = [(reference.forward(start, wanted), whole.forward(start.to(self.device, self.dtype), seen))]
+        pairs += zip(wanted.losses, seen.losses, strict=True)
+        if wanted.outer_gradients is not None and seen.outer_gradients is not None:
+            pairs.append((wanted.outer_gradients, seen.outer_gradients))
+        if whole.can_walk_back(2**30):
+            adjoint = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+            found = whole.backward(start.to(self.device, self.dtype), adjoint.to(self.device, self.dtype))
+            pairs.append((reference.backward(start, adjoint), found))
+        for expected, found in pairs:
+            assert float((expected - found.cpu().double()).norm()) <= tolerance * float(expected.norm())
+
+    def _parts(
+        self, sides: Sequence[int], update: LocalUpdate, outer: str | None, device: torch.device, dtype: torch.dtype
+    ) -> Parts:
+        draw = torch.Generator().manual_seed(4)
+        x = self.rows(sides[0])
+        y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
+        class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
+        minibatches = plan([(Draw(0, "run", 0), share) for share in SHARES], BATCH, BATCH)
+        terms = None
+        if outer is not None:
+            loss = OuterLoss(outer)  # type: ignore[arg-type]
+            weights = class_weights.to(device, dtype) if loss.balances_classes else None
+            terms = OuterTerms(loss, torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device), weights)
+        rates = torch.tensor([0.1, 0.05, 0.2], dtype=dtype, device=device)
+        return stack(sides), x.to(device, dtype), y.to(device), minibatches.on(device, dtype), rates, update, terms
+
+
+def _tally(size: int, like: Tensor, *, gradients: bool) -> Tally:
+    return Tally(like.new_empty(2, LANES), None, like.new_zeros(LANES, size) if gradients else None)
+
+
+def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
+    """Gradients of the weights, and the last model of several runs side by side."""
+    theta, start = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double(), federation.initial_model("a")
+    outers = (OuterLoss("path"), OuterLoss("balanced"))
+    slopes = [
+        unfold(federation, theta, Algorithm(nova()), outer, "first_order", run="a", model=start).gradient
+        for outer in outers
+    ]
+    runs = run_together(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
+    return [*slopes, *(run.model.cpu().double() for run in runs)]
+
+
+def unequal() -> Environment:
+    """Clients of other sizes, so that lanes have another order than clients, and now and then absent; their rows lie
+    column by column, as tables do."""
+    draw = np.random.default_rng(0)
+    sizes = (("a", 7), ("b", 23), ("c", 12))
+    rows = {key: (np.asfortranarray(draw.random((n, 20))), draw.integers(0, 5, n)) for key, n in sizes}
+    model = ModelSpec(hidden=(16,))
+    test = (draw.random((9, 20)), np.arange(9) % 5)
+    return Environment.from_arrays(rows, test, rounds=3, batch_size=4, lr=0.1, reliability=0.7, model=model)
