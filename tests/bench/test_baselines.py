@@ -22,14 +22,14 @@ SHARES = [(70, 2), (55, 1), (120, 1)]
 
 
 def test_the_plain_loop_trains_the_engines_model() -> None:
-    env = work.made_up(SHARES, rounds=3)
+    env = work.federation(SHARES, rounds=3, random=True)
     found = flat_model(baselines.plain_loop(env))
     expected = run_rounds(SimulatedFederation(env), size(), env.rounds).model
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_unrolled_graph_gives_the_engines_gradient() -> None:
-    env = work.made_up(SHARES, rounds=3)
+    env = work.federation(SHARES, rounds=3, random=True)
     theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
     federation = SimulatedFederation(env)
     start = federation.initial_model("learn-0")
@@ -56,12 +56,13 @@ def test_contenders_take_turns() -> None:
 def bench() -> Bench:
     timed = Timed(0.2, 0.1, 0.3)
     outer = dict.fromkeys(("plain run", "first_order", "exact"), timed) | {"unrolled": replace(timed, median=2.0)}
-    machine = {"device": "a processor", "cores": 2, "torch": "2", "threads": 2}
+    machine = {"device": "a processor", "cores": 2, "torch": "2", "threads": 2, "compiled_walk": True}
     points = tuple(scaling.Point(scaling.Size(clients=k), k / 10, 2**20 * k, 2**30, 0.0) for k in (5, 20, 80))
     large = scaling.Point(scaling.LARGE, 4.0, 2**29, 2**31, 0.0)
     grown = scaling.Scaling({"clients": points}, large, {"full": points[0], "half": replace(points[0], error=2e-5)})
     rounds = {"engine": timed, "plain loop": replace(timed, median=0.8)}
-    return Bench(machine, 1e11, rounds, 0.05, {"label-skew": outer}, {"exact": 2**21}, grown, {"import": timed})
+    memory, start_up = {"exact": 2**21}, {"import": timed}
+    return Bench(machine, work.MNIST, 1e11, rounds, 0.05, {"label-skew": outer}, memory, grown, start_up)
 
 
 def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
@@ -80,6 +81,21 @@ def test_the_page_shows_ratios_of_what_was_measured(bench: Bench) -> None:
         assert shown in text
     assert json.loads(json.dumps(bench.as_json()))["floor"] == 0.05
     assert "WeightedStrategy" not in text
+
+
+def test_the_page_says_where_nothing_was_compiled(bench: Bench) -> None:
+    assert "background" in page(bench, "figure.png")
+    text = page(replace(bench, machine={**bench.machine, "compiled_walk": False}), "figure.png")
+    assert "installed without a compiler" in text
+    assert "background" not in text
+
+
+def test_without_mnist_the_images_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_mnist", lambda: None)
+    assert work.images() == work.RANDOM
+    made, asked = (work.federation(SHARES, rounds=1, random=random).load() for random in (False, True))
+    assert made.sizes == (70, 55, 120)
+    assert torch.equal(made.x, asked.x)
 
 
 def test_the_page_says_what_our_strategy_costs(bench: Bench) -> None:
@@ -101,6 +117,7 @@ def test_the_figure_has_a_fitted_line_through_every_row_of_points(bench: Bench) 
 def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "COMPUTATION_SKEW", [(60, 1), (60, 1)])
     monkeypatch.setattr(work, "ROUNDS", 1)
+    monkeypatch.setattr(work, "_mnist", lambda: None)
     assert measuring.growth("unrolled") >= 0
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation, walks
+from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native import NativeWalk, Rows, can_walk, is_built, library
-from fedunfold.simulation.walk import Walk
+from fedunfold.simulation.schedule import Schedule
+from fedunfold.simulation.walk import OuterTerms, Walk
 from fedunfold.unfolding.adjoint import unfold
 from fedunfold.updates import LocalUpdate, momentum, prox, sgd
 from fedunfold.weighting.size import size
@@ -38,8 +40,16 @@ def scaled_rows(features: int) -> Tensor:
     return sparse_rows(features) * torch.rand(features, generator=draw) - torch.randn(features, generator=draw).double()
 
 
-def native(kernel: Any, x: Tensor, *parts: Any) -> NativeWalk:
-    return NativeWalk(kernel, Rows.of(x), *parts)
+def native(
+    kernel: LinearStack,
+    x: Tensor,
+    y: Tensor,
+    schedule: Schedule,
+    step_sizes: Tensor,
+    update: LocalUpdate,
+    outer: OuterTerms | None,
+) -> NativeWalk:
+    return NativeWalk(kernel, Rows.of(x), y, schedule, step_sizes, update, outer, threads=2)
 
 
 MORE = [

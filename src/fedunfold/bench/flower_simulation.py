@@ -20,10 +20,10 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_U
 
 @lru_cache
 def environment() -> "Environment":
-    """Made up once in every process of Ray's."""
-    from fedunfold.bench.work import STANDARD, made_up
+    """Made once in every process of Ray's."""
+    from fedunfold.bench.work import STANDARD, federation
 
-    return made_up(STANDARD)
+    return federation(STANDARD)
 
 
 def main(repeats: int, file: Path) -> None:

@@ -22,9 +22,11 @@ from fedunfold.errors import InputError
 from fedunfold.machine import machine
 from fedunfold.rounds import run_rounds
 from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.native import is_built
 from fedunfold.weighting.size import size
 
 OTHER_ROUNDS = 8
+DENSE = "engine, images without background"
 ENVIRONMENTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "computation-skew": work.COMPUTATION_SKEW,
     "label-skew": work.LABEL_SKEW,
@@ -48,11 +50,13 @@ class Timed:
 class Bench:
     """All that was measured. Times are seconds, memory is bytes.
 
-    `round`: one round of the standard work by contender; `floor`: what its products take at the machine's best rate.
-    `outer_step`: by environment and contender. `memory`: the growth of the process by one outer step.
+    `images` says what the data are. `round`: one round of the standard work by contender; `floor`: what its products
+    take at the machine's best rate. `outer_step`: by environment and contender. `memory`: the growth of the process by
+    one outer step.
     """
 
     machine: Mapping[str, Any]
+    images: str
     multiplication_rate: float
     round: Mapping[str, Timed]
     floor: float
@@ -72,23 +76,21 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     """The whole bench; `say` hears what is being measured. `others` are commands that do the standard work too."""
     check_memory_can_be_measured()
     say("rounds")
-    env = work.made_up(work.STANDARD)
-    federation, rates = SimulatedFederation(env), []
+    env = work.federation(work.STANDARD)
+    federation, dense = SimulatedFederation(env), SimulatedFederation(work.federation(work.STANDARD, random=True))
+    rates: list[float] = []
 
     def rate() -> None:
         rates.append(work.multiplication_rate())
 
     contenders: dict[str, Callable[[], object]] = {
         "engine": lambda: run_rounds(federation, size(), env.rounds),
+        DENSE: lambda: run_rounds(dense, size(), env.rounds),
         "plain loop": lambda: baselines.plain_loop(env),
         "rate": rate,
     }
     found = side_by_side(contenders, repeats)
-    rounds = {
-        name: Timed.of([t / env.rounds for t in seconds])
-        for name, seconds in found.items()
-        if name in ("engine", "plain loop")
-    }
+    rounds = {name: Timed.of([t / env.rounds for t in seconds]) for name, seconds in found.items() if name != "rate"}
     if find_spec("flwr") is not None:
         say("Flower's simulation")
         rounds |= _flower(repeats)
@@ -98,7 +100,7 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     outer = {}
     for name, shares in ENVIRONMENTS.items():
         say(f"outer steps, {name}")
-        outer[name] = _outer_steps(work.made_up(shares), repeats)
+        outer[name] = _outer_steps(work.federation(shares), repeats)
     say("memory")
     memory = {name: _memory(name) for name in ("first_order", "exact", "unrolled")}
     say("scale")
@@ -113,7 +115,8 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     )
     best = max(rates)
     return Bench(
-        machine() | {"threads": torch.get_num_threads()},
+        machine() | {"threads": torch.get_num_threads(), "compiled_walk": is_built()},
+        work.images(),
         best,
         rounds,
         work.operations(work.STANDARD) / best,
@@ -156,9 +159,9 @@ def _memory(contender: str) -> int:
 
 def growth(contender: str) -> int:
     """Bytes by which this process' largest size grows while it makes an outer step."""
-    env = work.made_up(work.COMPUTATION_SKEW)
+    env = work.federation(work.COMPUTATION_SKEW)
     federation, theta = SimulatedFederation(env), size_theta(env)
-    small = work.made_up([(100, 1)] * 2, rounds=1)
+    small = work.federation([(100, 1)] * 2, rounds=1)
     baselines.unrolled_step(small, size_theta(small))  # loads what torch loads at first use
     if contender == "unrolled":
         return grown(lambda: baselines.unrolled_step(env, theta))

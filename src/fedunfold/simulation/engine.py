@@ -38,6 +38,7 @@ def _few_threads(
 
     @wraps(verb)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        self._threads = torch.get_num_threads()
         with threads_for(self.step_size):
             return verb(self, *args, **kwargs)
 
@@ -90,6 +91,7 @@ class SimulatedFederation:
         self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget)
         self._held = HeldData(data, self._x, self._y, self._kernel, environment.batch_size)
         self._ahead: tuple[Clients, Plan] | None = None
+        self._threads = torch.get_num_threads()
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -242,7 +244,8 @@ class SimulatedFederation:
         if request.outer is not None:
             outer = OuterTerms(request.outer, factors[0], self._held.class_weights(request))
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
-        return self._walks.choose(schedule, step_sizes, request.update, outer, adds_gradients=adds_gradients, back=back)
+        parts = (schedule, step_sizes, request.update, outer)
+        return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back, threads=self._threads)
 
     def _plan(self, clients: Clients) -> Plan:
         """The minibatches of clients, unless `_look_ahead` has drawn them already."""

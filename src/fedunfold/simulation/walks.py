@@ -31,9 +31,10 @@ class Walks:
         *,
         adds_gradients: bool,
         back: bool,
+        threads: int,
     ) -> Walk | FusedWalk | NativeWalk:
         """By the model, the device and what is asked. `adds_gradients` asks for sums of the training gradients, and
-        `back` for the way back, whose memory is bounded."""
+        `back` for the way back, whose memory is bounded; compiled code may take so many threads."""
         parts = (schedule, step_sizes, update, outer)
         loss = None if outer is None else outer.loss
         if isinstance(self._kernel, LinearStack) and self._kernel.walks_whole(update, loss) and not adds_gradients:
@@ -41,7 +42,7 @@ class Walks:
             if can_launch(self._kernel, self._most_rows, self._x):
                 whole = FusedWalk(self._kernel, self._x, self._y, *parts)
             elif can_call(self._x):
-                whole = NativeWalk(self._kernel, self._rows, self._y, *parts)
+                whole = NativeWalk(self._kernel, self._rows, self._y, *parts, threads)
             if whole is not None and (not back or whole.can_walk_back(self._memory_budget)):
                 return whole
         return Walk(self._kernel, self._x, self._y, *parts, self._memory_budget)

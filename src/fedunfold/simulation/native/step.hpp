@@ -195,7 +195,7 @@ template <class T> class Step {
         for (int i = 0; i < rows; i++) {
             const T* z = activations[last].row(i);
             T* slope = slopes[last].row(i);
-            const T log_sum = softmax(z, slope);
+            const T log_sum = softmax(z, layers[last].out, layers[last].columns, slope);
             const int64_t label = round.labels[batch[i]];
             slope[label] -= 1;
             const T by = factor(i);
@@ -212,7 +212,7 @@ template <class T> class Step {
         for (int i = 0; i < rows; i++) {
             const T* change = moved[last].row(i);
             T *slope = slopes[last].row(i), *chain = chains[last].row(i);
-            softmax(activations[last].row(i), slope);
+            softmax(activations[last].row(i), layers[last].out, layers[last].columns, slope);
             const T curvature = rate * means[i], outer = round.along ? outer_coefficient(i) : 0;
             T along = 0;
             for (int c = 0; c < layers[last].out; c++) along += slope[c] * change[c];
@@ -223,15 +223,6 @@ template <class T> class Step {
                 slope[c] = -curvature * error;
             }
         }
-    }
-
-    T softmax(const T* z, T* s) const {
-        const int classes = layers[last].out;
-        const T largest = *std::max_element(z, z + classes);
-        T sum = 0;
-        for (int c = 0; c < classes; c++) sum += s[c] = std::exp(z[c] - largest);
-        for (int c = 0; c < classes; c++) s[c] /= sum;
-        return largest + std::log(sum);
     }
 
     T outer_coefficient(int i) const {

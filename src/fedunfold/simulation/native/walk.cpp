@@ -22,6 +22,7 @@
 namespace {
 constexpr int BYTES = 32;  // of a vector
 #include "products.hpp"
+#include "softmax.hpp"
 #include "stack.hpp"
 #include "step.hpp"
 #include "walk.hpp"

@@ -14,6 +14,9 @@ from fedunfold.simulation.schedule import Schedule
 from fedunfold.simulation.walk import OuterTerms, Tally
 from fedunfold.updates import LocalUpdate
 
+WORTH_THREADS = 5_000_000
+"""Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
+
 
 def can_walk(x: Tensor) -> bool:
     """Whether rounds on data x can be called."""
@@ -34,6 +37,7 @@ class NativeWalk:
     step_sizes: Tensor
     update: LocalUpdate
     outer: OuterTerms | None
+    threads: int
 
     def forward(self, start: Tensor, tally: Tally) -> Tensor:
         """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
@@ -65,7 +69,7 @@ class NativeWalk:
             lanes=lanes,
             steps=steps,
             rows=most_rows,
-            threads=torch.get_num_threads(),
+            threads=self.threads if schedule.counts.sum() * models.shape[1] >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
             along=outer is not None and not outer.loss.only_last_layer,
             mu=self.update.mu,
