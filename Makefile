@@ -24,6 +24,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	@$(PIP) --report $(VENV)/torch.json torch
 	@$(BIN)/python supply/check_torch.py $(VENV)/torch.json
 	@$(PIP) --no-index --no-build-isolation --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.built: $(wildcard src/fedunfold/simulation/native/*.?pp) | $(VENV)/.installed
+	@$(PIP) --no-index --no-build-isolation --no-deps --editable .
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -50,7 +54,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+test: lint $(VENV)/.built
 	$(BIN)/python -m pytest --numprocesses 2
 
 fuzz: $(VENV)/.installed

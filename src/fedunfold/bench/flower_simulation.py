@@ -90,7 +90,7 @@ def main(repeats: int, file: Path) -> None:
                 result = strategy(fraction_evaluate=0.0).start(grid, start, num_rounds=ROUNDS, evaluate_fn=tested)
                 # A round whose clients all failed is fast, and Flower goes on without a word.
                 missed = float((flat(result.arrays) - expected).norm() / (expected - flat(start)).norm())
-                if missed > 0.01:
+                if missed > 0.05:  # rounding alone, where it turns a unit on or off, can make it one in a hundred
                     raise RuntimeError(
                         f"Flower's clients have missed the plain loop's model by {missed:.0%} of the way."
                     )

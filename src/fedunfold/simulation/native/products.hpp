@@ -36,13 +36,15 @@ template <class T, class Work> INLINE void in_panels(int columns, Work work) {
     if (column < columns) work(std::integral_constant<int, 2>(), column);
 }
 
+// Sums begin at 0, and are added to what is there in the end: a small change of a large weight is rounded once.
+
 // c[M × N vectors] = begin + a b over the given columns of a; `begin` has a stride (0: the same row for all).
 template <int M, int N, class T>
 INLINE void multiply_tile(const T* const* a, const int* which, int count, const T* b, const T* begin, int stride, T* c,
                           int columns) {
     typename Vector<T>::type sum[M][N], factor[M];
     UNROLLED for (int m = 0; m < M; m++)
-        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = at(begin + m * stride + n * WIDTH<T>);
+        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = typename Vector<T>::type{};
     for (int e = 0; e < count; e++) {
         const T* row = b + (long)which[e] * (N * WIDTH<T>);
         UNROLLED for (int m = 0; m < M; m++) factor[m] = a[m][which[e]] - typename Vector<T>::type{};
@@ -50,7 +52,7 @@ INLINE void multiply_tile(const T* const* a, const int* which, int count, const 
             UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
     }
     UNROLLED for (int m = 0; m < M; m++)
-        UNROLLED for (int n = 0; n < N; n++) at(c + m * columns + n * WIDTH<T>) = sum[m][n];
+        UNROLLED for (int n = 0; n < N; n++) at(c + m * columns + n * WIDTH<T>) = at(begin + m * stride + n * WIDTH<T>) + sum[m][n];
 }
 
 // c[M × N vectors] += aᵀ b over the given rows of a, for M columns of it from `column` on.
@@ -58,7 +60,7 @@ template <int M, int N, class T>
 INLINE void add_transposed_tile(const T* const* a, int column, const int* which, int count, const T* b, int columns, T* c) {
     typename Vector<T>::type sum[M][N], factor[M];
     UNROLLED for (int m = 0; m < M; m++)
-        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = at(c + (m * N + n) * WIDTH<T>);
+        UNROLLED for (int n = 0; n < N; n++) sum[m][n] = typename Vector<T>::type{};
     for (int e = 0; e < count; e++) {
         const T *factors = a[which[e]] + column, *row = b + (long)which[e] * columns;
         UNROLLED for (int m = 0; m < M; m++) factor[m] = factors[m] - typename Vector<T>::type{};
@@ -66,7 +68,7 @@ INLINE void add_transposed_tile(const T* const* a, int column, const int* which,
             UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
     }
     UNROLLED for (int m = 0; m < M; m++)
-        UNROLLED for (int n = 0; n < N; n++) at(c + (m * N + n) * WIDTH<T>) = sum[m][n];
+        UNROLLED for (int n = 0; n < N; n++) at(c + (m * N + n) * WIDTH<T>) += sum[m][n];
 }
 
 // The left factor of a product. `marks`, where they are known, have a bit for every entry of a row that is not 0.

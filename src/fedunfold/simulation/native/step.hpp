@@ -32,7 +32,7 @@ template <class T> class Step {
     const int last;
     std::vector<Matrix<T>> activations, slopes, chains, moved;  // of every layer's outputs
     std::vector<std::vector<T>> turned;                         // W_l of every layer, as right factors
-    std::vector<T> zeros;
+    std::vector<T> zeros, sum;
     std::vector<const T*> x;
     std::vector<const uint64_t*> marks;
     Lists lists;
@@ -43,7 +43,7 @@ template <class T> class Step {
 
    public:
     Step(const Round<T>& round, const Stack<T>& stack)
-        : round(round), stack(stack), layers(stack.layers), last((int)layers.size() - 1), zeros(stack.widest),
+        : round(round), stack(stack), layers(stack.layers), last((int)layers.size() - 1), zeros(stack.widest), sum(stack.widest),
           x(round.rows), marks(round.rows), lists((int)round.rows, std::max(stack.widest, layers[0].in)) {
         for (const Layer& layer : layers) {
             for (auto* matrices : {&activations, &slopes, &chains, &moved}) matrices->emplace_back(round.rows, layer.columns);
@@ -175,19 +175,23 @@ template <class T> class Step {
         for (int l = 0; l <= last; l++) {
             const Layer& layer = layers[l];
             add_transposed(input(l), lists, deltas[l].data(), layer.columns, into + layer.weight);
-            T* bias = into + layer.bias;
-            for (int i = 0; i < rows; i++) add_row(deltas[l].row(i), T(1), layer.columns, bias);
+            add_rows(deltas[l], [](int) { return T(1); }, into + layer.bias);
         }
         if (!round.background) return;
-        T *shift = into + stack.shift(), *reached = into + stack.reached();
-        for (int i = 0; i < rows; i++) {
-            add_row(deltas[0].row(i), T(1), layers[0].columns, shift);
-            add_row(deltas[0].row(i), round.overlaps[batch[i]] + stack.background_square, layers[0].columns, reached);
-        }
+        add_rows(deltas[0], [](int) { return T(1); }, into + stack.shift());
+        const auto reach = [&](int i) { return round.overlaps[batch[i]] + stack.background_square; };
+        add_rows(deltas[0], reach, into + stack.reached());
     }
 
-    static void add_row(const T* __restrict row, T factor, int columns, T* __restrict to) {
-        for (int c = 0; c < columns; c++) to[c] += factor * row[c];
+    // to += Σ factor(i) delta_i
+    template <class Factor> void add_rows(const Matrix<T>& delta, Factor factor, T* to) {
+        std::fill(sum.begin(), sum.end(), T(0));
+        for (int i = 0; i < rows; i++) {
+            const T by = factor(i);
+            const T* row = delta.rows[i];
+            for (int c = 0; c < delta.columns; c++) sum[c] += by * row[c];
+        }
+        for (int c = 0; c < delta.columns; c++) to[c] += sum[c];
     }
 
     // δ_L = factor (softmax − onehot); the losses are added up in a lane, where one is given.
