@@ -26,11 +26,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	@$(PIP) --no-index --no-build-isolation --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
 	@touch $@ $(VENV)/.built
 
+# After a change of the compiled walk.
 $(VENV)/.built: $(wildcard src/fedunfold/simulation/native/*.?pp) | $(VENV)/.installed
 	@$(PIP) --no-index --no-build-isolation --no-deps --editable .
 	@touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.built
 	@$(BIN)/fedunfold demo --out runs/demo
 
 # The figure in the README, from the demo's own run, and figure and tables of docs/when.md, from the runs' records.
@@ -57,7 +58,7 @@ lint: $(VENV)/.installed
 test: lint $(VENV)/.built
 	$(BIN)/python -m pytest --numprocesses 2
 
-fuzz: $(VENV)/.installed
+fuzz: $(VENV)/.built
 	$(BIN)/python -m tests.fuzz --cases 50000
 
 $(VENV)/.supply: $(VENV)/.installed
@@ -74,7 +75,7 @@ licences: $(VENV)/.supply
 	$(BIN)/python supply/licences.py
 
 OTHERS := .venv-others
-bench: $(VENV)/.installed
+bench: $(VENV)/.built
 	@if [ -e $(OTHERS)/.installed ]; then \
 	  $(BIN)/fedunfold bench --page docs/benchmarks.md \
 	    --other "FedJAX=$(OTHERS)/bin/python benchmarks/fedjax_simulation.py" \

@@ -23,8 +23,8 @@ from fedunfold.unfolding.adjoint import unfold
 from fedunfold.updates import LocalUpdate, nova, prox, sgd
 from fedunfold.weighting.size import size
 
-SHARES = [Share("a", 0, 40, 1), Share("b", 40, 13, 1), Share("c", 53, 30, 2)]
-LANES, ROWS, BATCH = len(SHARES), 83, 18
+SHARES = [Share("a", 0, 40, 1), Share("b", 40, 14, 1), Share("c", 54, 19, 2)]  # minibatches of 18, 14, 4 and 1
+LANES, ROWS, BATCH = len(SHARES), 73, 18
 CPU = torch.device("cpu")
 Parts = tuple[LinearStack, Tensor, Tensor, Schedule, Tensor, LocalUpdate, OuterTerms | None]
 
@@ -97,7 +97,7 @@ class Comparison:
 
 
 def _tally(size: int, like: Tensor, *, gradients: bool) -> Tally:
-    return Tally(like.new_empty(2, LANES), None, like.new_zeros(LANES, size) if gradients else None)
+    return Tally(like.new_empty(2, LANES), None, like.new_ones(LANES, size) if gradients else None)
 
 
 def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:

@@ -37,10 +37,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile the emulated GPU with")
-    threads = 64  # fewer to emulate, and more than one round of most loops
-    for module in (compiling, fused_walk):
-        monkeypatch.setattr(module, "WARPS", threads // 32)
-    monkeypatch.setattr(compiling, "THREADS", threads)
+    monkeypatch.setattr(compiling, "THREADS", 64)  # fewer to emulate, and more than one round of most loops
     tests = Path(__file__).parent
     source = (HERE / "walk.cu").read_text()
     memory = "extern __shared__ __align__(16) char memory[];"
@@ -59,7 +56,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
             kernel(*(_argument(argument) for argument in arguments))
 
-        return Emulated(launch, 0, device)
+        return Emulated(launch, shape.threads, 0, device)
 
     monkeypatch.setattr(fused_walk, "compiled", compiled)
     monkeypatch.setattr(fused_walk, "shared_memory", lambda device: HOPPER)

@@ -1,6 +1,12 @@
 """The compiled walk against the reference walk, and what it is not asked for."""
 
+import ctypes
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,18 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedunfold.environments import Environment
+from fedunfold.errors import DivergenceError, InputError
+from fedunfold.federation import RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation, walks
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native import NativeWalk, Rows, can_walk, is_built, library
+from fedunfold.simulation.native import walk as native_walk
 from fedunfold.simulation.schedule import Schedule
 from fedunfold.simulation.walk import OuterTerms, Walk
 from fedunfold.unfolding.adjoint import unfold
 from fedunfold.updates import LocalUpdate, momentum, prox, sgd
 from fedunfold.weighting.size import size
 from tests.federations import simulated, tiny
-from tests.simulation.comparing import CASES, Comparison, learned, normal_rows, stack, unequal
+from tests.simulation.comparing import CASES, CPU, Comparison, learned, normal_rows, stack, unequal
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
 
@@ -58,6 +68,7 @@ MORE = [
 ]
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("rows", [normal_rows, sparse_rows, scaled_rows])
 @pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, *MORE])
 def test_it_walks_as_the_reference(
@@ -68,20 +79,104 @@ def test_it_walks_as_the_reference(
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Sets how many there are, for whatever small work."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
+    monkeypatch.setattr(native_walk, "WORTH_THREADS", 0)
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-def test_threads_change_no_bit(two_threads: None) -> None:
-    def walked() -> list[Tensor]:
-        return learned(SimulatedFederation(unequal()), 2)
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_threads_change_no_bit(threads: Callable[[int], None], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    called = library.call
 
-    with_two = walked()
-    torch.set_num_threads(1)
-    assert all(torch.equal(one, two) for one, two in zip(walked(), with_two, strict=True))
+    def call(name: Any, dtype: torch.dtype, round: library.Round, *, is_long: bool) -> None:
+        taken.append(round.threads)
+        called(name, dtype, round, is_long=is_long)
+
+    monkeypatch.setattr(native_walk, "call", call)
+    threads(1)
+    by_one = learned(SimulatedFederation(unequal()), 2)
+    threads(count)
+    by_many = learned(SimulatedFederation(unequal()), 2)
+    assert all(torch.equal(one, many) for one, many in zip(by_one, by_many, strict=True))
+    assert set(taken) == {1, count}
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e12, 1e30])
+def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client a has rows so long that only it diverges, with the smaller rates, and by what the larger ones do."""
+    env = tiny(lr=lr)
+    data = env.load()
+    x = data.x.clone() * 1e-4
+    x[: data.sizes[0]] *= 1e30
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(walks, "can_call", lambda x, answer=compiled: answer)
+        federation = SimulatedFederation(env, replace(data, x=x))
+        request = RoundRequest("a", 0, federation.initial_model("a"), sgd(), frozenset({"loss"}))
+        try:
+            found.append(set(federation.train(request).refused))
+        except DivergenceError:
+            found.append({"everybody"})
+    assert found[0] == found[1]
+    assert found[0], "nobody diverged"
+
+
+def test_a_small_loss_beside_large_logits_keeps_its_digits() -> None:
+    """One row, whose logits are 1000, 1000 − 8 and less: log(1 + e⁻⁸ + …)."""
+    x, y = np.full((1, 1), 1.0, np.float32), np.zeros(1, int)
+    env = Environment.from_arrays({"a": (x, y)}, (x, y), rounds=1, batch_size=1, lr=1e-9, classes=3, model=())
+    federation = SimulatedFederation(env)
+    model = torch.tensor([1000.0, 992.0, 900.0, 0.0, 0.0, 0.0])
+    report = federation.train(RoundRequest("a", 0, model, sgd(), frozenset({"loss"})))
+    assert report.loss is not None
+    assert float(report.loss[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
+
+
+def test_an_outlier_of_one_client_is_not_the_background_of_all() -> None:
+    draw = np.random.default_rng(0)
+    x = np.where(draw.random((60, 8)) < 0.2, draw.random((60, 8)), 0)
+    x[-1, 3] = -1e6
+    rows = Rows.of(torch.tensor(x))
+    assert rows.marks is not None
+    assert rows.background is None, "zeros are, also in the column with the outlier"
+
+
+def test_a_long_round_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal arrives while compiled code, here a stand-in for it, waits to be stopped."""
+    waited: list[bool] = []
+
+    def walk(round: Any) -> int:
+        stopped = ctypes.c_int64.from_address(round._obj.stopped)
+        os.kill(os.getpid(), signal.SIGALRM)
+        while not stopped.value:
+            time.sleep(0.001)
+        waited.append(True)
+        return 0
+
+    monkeypatch.setattr(library, "_library", lambda: SimpleNamespace(forward_float=walk))
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            library.call("forward", torch.float32, library.Round(), is_long=True)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert waited
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_a_round_that_nobody_waits_for_takes_no_step(name: str) -> None:
+    walk = native(*Comparison(native)._parts((20, 5), sgd(), "path", CPU, torch.float64))
+    start = torch.randn(3, 105, generator=torch.Generator().manual_seed(0)).double()
+    left, stopped, losses = start.clone(), ctypes.c_int64(1), torch.zeros(2, 3).double()
+    round = walk._round(start, left)
+    round.stopped, round.losses = ctypes.addressof(stopped), losses.data_ptr()
+    getattr(library._library(), f"{name}_double")(ctypes.byref(round))
+    assert torch.equal(left, start)
+    assert not losses.any()
 
 
 def test_a_learning_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +217,82 @@ def test_what_it_walks(
     assert chosen(federation, monkeypatch, update) == {expected.__name__}
 
 
-def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_to_torch() -> None:
     kernel = stack((20, 5))
     assert kernel.walks_whole(sgd(), OuterLoss("path"))
     assert not kernel.walks_whole(sgd(), OuterLoss("mse")), "an outer loss of another kind"
     assert not can_walk(torch.zeros(2, 3, dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def unknown_library() -> Iterator[None]:
     library._library.cache_clear()
+    yield
+    library._library.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_library")
+def test_a_processor_without_its_vectors_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert not can_walk(torch.zeros(2, 3)), "a processor without the vectors it was built for"
-    library._library.cache_clear()
+    assert not can_walk(torch.zeros(2, 3))
+
+
+@pytest.mark.usefixtures("unknown_library")
+@pytest.mark.parametrize(
+    ("bytes_of_round", "said"), [(None, "cannot be loaded"), (7, "another version's; install fedunfold again")]
+)
+def test_a_library_that_does_not_fit_is_left_to_torch(
+    bytes_of_round: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(path: str) -> Any:
+        if bytes_of_round is None:
+            raise OSError("not a library")
+        return SimpleNamespace(round_bytes=lambda: bytes_of_round)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    with caplog.at_level("WARNING", logger="fedunfold"):
+        assert not can_walk(torch.zeros(2, 3))
+    assert said in caplog.text
+
+
+@pytest.mark.usefixtures("unknown_library")
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = SimpleNamespace(round_bytes=lambda: ctypes.sizeof(library.Round), forward_float=lambda round: 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: failing)
+    with pytest.raises(MemoryError, match="not enough memory"):
+        learned(SimulatedFederation(unequal()), 1)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5), torch.zeros(10_000)])
+def test_models_of_another_length_are_refused(wrong: Tensor) -> None:
+    federation = simulated(tiny())
+    request = RoundRequest("a", 0, federation.initial_model("a"), sgd())
+    with pytest.raises(InputError, match=f"the model has {len(wrong)} numbers"):
+        federation.train(replace(request, model=wrong))
+    with pytest.raises(InputError, match="the adjoint has"):
+        federation.backprop(request, torch.ones(3, dtype=torch.bool), wrong.expand(3, -1))
+    few = replace(request, outer=OuterLoss("balanced"), class_weights=torch.ones(2))
+    with pytest.raises(InputError, match="2 class weights for 3 classes"):
+        federation.train(few)
+
+
+def test_a_model_that_lies_across_memory_is_read() -> None:
+    federation = simulated(tiny())
+    start = federation.initial_model("a")
+    across = torch.stack([start, start * 0], 1)[:, 0]
+    assert not across.is_contiguous()
+    found, wanted = (federation.train(RoundRequest("a", 0, model, sgd())).updates for model in (across, start))
+    assert torch.equal(found, wanted)
+
+
+def test_what_the_way_back_keeps() -> None:
+    """Three lanes of 4 steps of 18 rows: of each step 18 rows of 16 and 16 units and the second layer (6 · 16), of each
+    lane twice a model of (21 + 6) · 16."""
+    numbers = 3 * (4 * (18 * 32 + 6 * 16) + 2 * (21 + 6) * 16)
+    walk = native(*Comparison(native)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
+    assert walk.schedule.rows.shape == (4, 3, 18)
+    assert walk.can_walk_back(8 * numbers)
+    assert not walk.can_walk_back(8 * numbers - 1)
 
 
 def test_the_way_back_keeps_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

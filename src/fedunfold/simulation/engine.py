@@ -176,6 +176,7 @@ class SimulatedFederation:
         # Scaled as the round was run: with all who set out, also those who have been set aside since.
         set_out = self._round(request, self._present(self._draw(request)))
         round = replace(set_out, present=present.numpy())
+        self._check_length(adjoints, "the adjoint")
         walk = self._walk([round], back=True)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
@@ -223,6 +224,7 @@ class SimulatedFederation:
         ]
 
     def _round(self, request: RoundRequest, present: np.ndarray) -> Round:
+        self._check_length(request.model, "the model")
         batch_size, shares = self.environment.batch_size, self._shares(request.round)
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
@@ -354,6 +356,11 @@ class SimulatedFederation:
             found.absent_loss, gradient = self._held.outer_at(round, round.away)
             found.outer_gradients.append(gradient)
         return found
+
+    def _check_length(self, vectors: Tensor, name: str) -> None:
+        size = sum(shape.numel() for shape in self._kernel.shapes) + self._statistics
+        if vectors.shape[-1:] != (size,):
+            raise InputError(f"{name} has {vectors.shape[-1]} numbers, where this federation's model has {size}.")
 
     # --- small things ------------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ class HeldData:
         weights = request.outer.class_weights(self._data.label_counts)
         if weights is not None and request.class_weights is not None:
             weights = request.class_weights
+            if weights.shape != (self._data.classes,):
+                raise InputError(f"there are {weights.numel()} class weights for {self._data.classes} classes.")
         return None if weights is None else weights.to(self._x)
 
     @cached_property

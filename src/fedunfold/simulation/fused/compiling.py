@@ -13,7 +13,6 @@ from torch import Tensor
 log = logging.getLogger("fedunfold")
 
 THREADS = 256
-WARPS = THREADS // 32
 PARTS = 8  # programs of a cluster: what every device with clusters allows
 FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
 MOST_LAYERS = 3
@@ -35,6 +34,16 @@ class Shape:
     @property
     def layers(self) -> int:
         return len(self.outputs)
+
+    @property
+    def threads(self) -> int:
+        """Of a program. With one layer each has less to do between two waits, and more of them hide these better."""
+        return 2 * THREADS if self.layers == 1 else THREADS
+
+    @property
+    def sums_of_losses(self) -> int:
+        """That a launch leaves of every lane: one for each warp."""
+        return PARTS * self.threads // 32
 
     @property
     def second(self) -> int:
@@ -63,11 +72,11 @@ class Shape:
     def scratch(self) -> int:
         """Numbers that the sums of a lane's first layer need at most while they are in the threads' order."""
         largest_tile = 64
-        return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + THREADS * largest_tile)
+        return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + self.threads * largest_tile)
 
     def fits(self, shared_bytes: int) -> bool:
         """Whether the walk can be made by programs with so much shared memory."""
-        small = self.layers <= MOST_LAYERS and self.rows <= THREADS  # a thread reads the label of one row
+        small = self.layers <= MOST_LAYERS and self.rows <= self.threads  # a thread reads the label of one row
         return small and self.shared_bytes("forward") <= shared_bytes
 
     def fits_backward(self, shared_bytes: int) -> bool:
@@ -84,7 +93,7 @@ class Shape:
             "SECOND": self.second,
             "CLASSES": self.outputs[-1],
             "PARTS": PARTS,
-            "THREADS": THREADS,
+            "THREADS": self.threads,
             "PROX": int(self.prox),
             "BALANCED": int(self.balanced),
             "SUMS": int(self.sums),
@@ -98,6 +107,7 @@ class Launch:
     """A kernel with the shared memory it takes."""
 
     kernel: Any
+    threads: int
     shared_bytes: int
     device: torch.device
 
@@ -106,7 +116,7 @@ class Launch:
         if not all(argument.is_contiguous() for argument in arguments if isinstance(argument, Tensor)):
             raise ValueError("a kernel reads and writes contiguous tensors only.")
         with torch.cuda.device(self.device):
-            self.kernel((lanes * PARTS, 1, 1), (THREADS, 1, 1), list(arguments), self.shared_bytes)
+            self.kernel((lanes * PARTS, 1, 1), (self.threads, 1, 1), list(arguments), self.shared_bytes)
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +126,7 @@ def compiled(name: Literal["forward", "backward"], shape: Shape, device: torch.d
     with torch.cuda.device(device):
         kernel = _compile(source, name, ["--std=c++17", *shape.macros(name)])
         kernel.set_shared_memory_config(shape.shared_bytes(name))
-    return Launch(kernel, shape.shared_bytes(name), device)
+    return Launch(kernel, shape.threads, shape.shared_bytes(name), device)
 
 
 @lru_cache

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.simulation.fused.compiling import PARTS, WARPS, Shape, compiled, shared_memory
+from fedunfold.simulation.fused.compiling import Shape, compiled, shared_memory
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.schedule import Schedule, upload
 from fedunfold.simulation.walk import OuterTerms, Tally
@@ -57,9 +57,9 @@ class FusedWalk:
         """The walk: w^{τ_k} of every lane in one copy, or w^τ in copy τ from the first step on."""
         lanes, start = len(start), start.contiguous()
         iterates = start.new_empty(copies, *start.shape)
-        losses = start.new_empty(2, lanes, PARTS * WARPS)
         sums = tally.outer_gradients
         shape = self._shape(sums=sums is not None)
+        losses = start.new_empty(2, lanes, shape.sums_of_losses)
         compiled("forward", shape, self.x.device)(
             lanes,
             [

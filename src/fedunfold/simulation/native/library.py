@@ -1,18 +1,25 @@
 """The compiled `walk.cpp`, where it was built with the package and the processor has what it was built for."""
 
 import ctypes
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
+log = logging.getLogger("fedunfold")
+
 VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
 TYPES = {torch.float32: "float", torch.float64: "double"}
 COUNTS = ("layers", "lanes", "steps", "rows", "threads", "start_stride", "along")
 POINTERS = (
     *("sizes", "x", "marks", "background", "overlaps", "labels", "batches", "counts", "means"),
-    *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums"),
+    *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums", "stopped"),
 )
 
 
@@ -31,12 +38,43 @@ def is_built() -> bool:
     return _library() is not None
 
 
-def call(name: Literal["forward", "backward"], dtype: torch.dtype, round: Round) -> None:
-    """One of the walks, for models of a type."""
-    library = _library()
-    assert library is not None
-    if getattr(library, f"{name}_{TYPES[dtype]}")(ctypes.byref(round)) != 0:
-        raise MemoryError("there is not enough memory, or no thread to be had, for the local training of a round.")
+def call(name: Literal["forward", "backward"], dtype: torch.dtype, round: Round, *, is_long: bool) -> None:
+    """One of the walks, for models of a type. A long one can be interrupted."""
+    walk, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}"), ctypes.c_int64(0)
+    round.stopped = ctypes.addressof(stopped)
+
+    def work() -> bool:
+        return bool(walk(ctypes.byref(round)))
+
+    if _interruptible(work, stopped) if is_long else work():
+        raise MemoryError("there is not enough memory for the local training of a round.")
+
+
+def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:
+    """Python hears of Ctrl-C only where it waits itself, so that compiled code has to run elsewhere. It has ended when
+    this returns or raises: it reads and writes memory that is then given away."""
+    found: list[bool] = []
+    ended = threading.Event()  # a thread whose `join` was interrupted is taken for dead
+
+    def run() -> None:
+        found.append(work())
+        ended.set()
+
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        threading.Thread(target=run).start()  # with signals blocked, or it could start unnoticed
+    except RuntimeError:
+        run()
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        ended.wait()
+    except BaseException:
+        stopped.value = 1
+        while not ended.is_set():
+            with suppress(KeyboardInterrupt):
+                ended.wait()
+        raise
+    return found[0]
 
 
 @lru_cache(maxsize=1)
@@ -44,4 +82,15 @@ def _library() -> ctypes.CDLL | None:
     found = find_spec("fedunfold.simulation.native._walk")
     if found is None or found.origin is None or torch.backends.cpu.get_cpu_capability() not in VECTORS:
         return None
-    return ctypes.CDLL(found.origin)
+    try:
+        library = ctypes.CDLL(found.origin)
+        size = int(library.round_bytes())
+    except (OSError, AttributeError) as error:
+        log.warning("rounds are made by torch, because the compiled walk cannot be loaded: %s", error)
+        return None
+    if size != ctypes.sizeof(Round):
+        log.warning(
+            "rounds are made by torch, because the compiled walk is another version's; install fedunfold again."
+        )
+        return None
+    return library

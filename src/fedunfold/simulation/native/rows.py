@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 MOST_MARKED = 1 / 3
-"""Of all entries, how many may differ from the background for it to be left out."""
+"""Of all numbers, how many may differ from the background for it to be left out."""
+LEAST_ALIKE = 0.1
+"""Of a column, how many must be its lowest for that to be background: an outlier is not, and would drown the others."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Rows:
 
     Images and tables with one column for each category are mostly background, a value that a column has nearly
     everywhere and that is its lowest; scaled or not, products need only be made of what differs from it. Data that are
-    not so have neither marks nor a background.
+    not so have neither marks nor a background, and are not copied.
     """
 
     values: Tensor
@@ -27,7 +29,8 @@ class Rows:
     @classmethod
     def of(cls, x: Tensor) -> "Rows":
         flat = x.flatten(1)
-        background = flat.amin(0)
+        lowest = flat.amin(0)
+        background = torch.where((flat == lowest).sum(0) >= LEAST_ALIKE * len(flat), lowest, 0)
         marked = (flat != background).numpy()
         if marked.mean() > MOST_MARKED:
             return cls(flat)

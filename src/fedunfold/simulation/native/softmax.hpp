@@ -1,7 +1,7 @@
 // The softmax of one row, in vectors; `columns`, a multiple of their width, is what there is room for.
 
-// e^x for x ≤ 0, of which nothing is lost but what is below the smallest normal number: x = n ln 2 + r, and a
-// polynomial in r, which is that of Cephes' expf (S. L. Moshier).
+// e^x for x ≤ 0, and e^−87 for all below −87: x = n ln 2 + r, and a polynomial in r, which is that of Cephes' expf
+// (S. L. Moshier).
 INLINE Vector<float>::type exponential(Vector<float>::type x) {
     typedef int32_t Whole __attribute__((vector_size(BYTES)));
     x = x < -87.0f ? -87.0f - Vector<float>::type{} : x;
@@ -33,8 +33,8 @@ template <class T, class Fold> INLINE T folded(const T* z, int n, T begin, Fold 
     return all;
 }
 
-// s = softmax(z), 0 beyond the classes; returns log Σ e^z.
-template <class T> INLINE T softmax(const T* z, int classes, int columns, T* s) {
+// s = softmax(z), 0 beyond the classes; gives the cross-entropy log Σ e^z − z[label].
+template <class T> INLINE T softmax(const T* z, int classes, int columns, int64_t label, T* s) {
     const T largest = folded(z, classes, z[0], [](auto a, auto b) { return a > b ? a : b; });
     for (int c = 0; c < columns; c += WIDTH<T>) {
         const auto below = at(z + c) - largest;
@@ -43,5 +43,5 @@ template <class T> INLINE T softmax(const T* z, int classes, int columns, T* s) 
     const T sum = folded(s, classes, T(0), [](auto a, auto b) { return a + b; }), share = 1 / sum;
     for (int c = 0; c < columns; c += WIDTH<T>) at(s + c) *= share;
     std::fill(s + classes, s + columns, T(0));
-    return largest + std::log(sum);
+    return largest - z[label] + std::log(sum);  // in this order: logits can be much larger than the loss
 }

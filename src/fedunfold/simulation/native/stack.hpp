@@ -18,6 +18,7 @@ template <class T> struct Round {
     T* models;               // [lanes × d]: forwards w_k, backwards the adjoint, in place
     T* losses;               // [2 × lanes]
     T* sums;                 // [lanes × d], which outer gradients are added to; null where none are wanted
+    const volatile int64_t* stopped;  // not 0 once nobody waits for the round any more
 };
 
 // How a lane holds its model: the weights of every layer transposed, W_lᵀ [in × out], panel by panel, then the biases.

@@ -16,7 +16,6 @@ template <class T> struct Lane {
     std::vector<T> model, anchor, sums, adjoint, gain, tape;
     double loss = 0, outer_loss = 0;
     int done = 0, steps = 0;
-    bool taken = false;
 
     void forget() {
         for (auto* numbers : {&model, &anchor, &sums, &adjoint, &gain, &tape}) std::vector<T>().swap(*numbers);
@@ -37,7 +36,7 @@ template <class T> class Step {
     std::vector<const uint64_t*> marks;
     Lists lists;
 
-    int lane = 0, rows = 0;
+    int index = 0, rows = 0;  // of the lane, of the minibatch
     const int32_t* batch = nullptr;
     const T* means = nullptr;
 
@@ -93,7 +92,8 @@ template <class T> class Step {
     void walk_back(int lane_index, Lane<T>& lane, int step) {
         begin(lane_index, step);
         const T* kept = lane.tape.data() + step * kept_numbers(round, stack);
-        const T* w = kept - stack.first_size;  // its first layer is not there, and is not read
+        const T* upper = kept;
+        const auto weight = [&](int l) { return upper + layers[l].weight - stack.first_size; };
         kept += stack.size - stack.first_size;
         for (auto& activation : activations) {
             std::copy(kept, kept + activation.values.size(), activation.values.begin());
@@ -102,7 +102,7 @@ template <class T> class Step {
         T* p = lane.adjoint.data();
         for (int l = 0; l <= last; l++) {
             apply(l, p, moved[l]);
-            if (l) multiply(left(moved, l - 1), lists, w + layers[l].weight, layers[l].columns, moved[l].data(),
+            if (l) multiply(left(moved, l - 1), lists, weight(l), layers[l].columns, moved[l].data(),
                             layers[l].columns, moved[l].data());
             if (l < last) mask(moved[l], activations[l]);
         }
@@ -110,9 +110,9 @@ template <class T> class Step {
         turn_logits(rate);
         for (int l = last; l > 0; l--) {
             const int below = layers[l - 1].columns;
-            turn(p, l);
+            turn(p + layers[l].weight, l);
             multiply(left(slopes, l), lists, turned[l].data(), below, zeros.data(), 0, chains[l - 1].data());
-            turn(w, l);
+            turn(weight(l), l);
             multiply(left(chains, l), lists, turned[l].data(), below, chains[l - 1].data(), below, chains[l - 1].data());
             multiply(left(slopes, l), lists, turned[l].data(), below, zeros.data(), 0, slopes[l - 1].data());
             mask(chains[l - 1], activations[l - 1]);
@@ -132,8 +132,8 @@ template <class T> class Step {
 
    private:
     void begin(int lane_index, int step) {
-        lane = lane_index;
-        const long minibatch = (long)step * round.lanes + lane;
+        index = lane_index;
+        const long minibatch = (long)step * round.lanes + index;
         batch = round.batches + minibatch * round.rows;
         means = round.means + minibatch * round.rows;
         rows = round.counts[minibatch];
@@ -199,14 +199,14 @@ template <class T> class Step {
         for (int i = 0; i < rows; i++) {
             const T* z = activations[last].row(i);
             T* slope = slopes[last].row(i);
-            const T log_sum = softmax(z, layers[last].out, layers[last].columns, slope);
             const int64_t label = round.labels[batch[i]];
+            const T loss = softmax(z, layers[last].out, layers[last].columns, label, slope);
             slope[label] -= 1;
             const T by = factor(i);
             for (int c = 0; c < layers[last].out; c++) slope[c] *= by;
             if (seen) {
-                seen->loss += means[i] * (log_sum - z[label]);
-                if (round.along) seen->outer_loss += outer_coefficient(i) * (log_sum - z[label]);
+                seen->loss += means[i] * loss;
+                if (round.along) seen->outer_loss += outer_coefficient(i) * loss;
             }
         }
     }
@@ -216,11 +216,11 @@ template <class T> class Step {
         for (int i = 0; i < rows; i++) {
             const T* change = moved[last].row(i);
             T *slope = slopes[last].row(i), *chain = chains[last].row(i);
-            softmax(activations[last].row(i), layers[last].out, layers[last].columns, slope);
+            const int64_t label = round.labels[batch[i]];
+            softmax(activations[last].row(i), layers[last].out, layers[last].columns, label, slope);
             const T curvature = rate * means[i], outer = round.along ? outer_coefficient(i) : 0;
             T along = 0;
             for (int c = 0; c < layers[last].out; c++) along += slope[c] * change[c];
-            const int64_t label = round.labels[batch[i]];
             for (int c = 0; c < layers[last].out; c++) {
                 const T error = slope[c] - (c == label);
                 chain[c] = outer * error - curvature * slope[c] * (change[c] - along);
@@ -230,31 +230,31 @@ template <class T> class Step {
     }
 
     T outer_coefficient(int i) const {
-        const T weight = means[i] * round.factors[lane];
+        const T weight = means[i] * round.factors[index];
         return round.class_weights ? weight * round.class_weights[round.labels[batch[i]]] : weight;
     }
 
     // δ_{l−1} = (δ_l W_l) ⊙ [a_{l−1} > 0], down from the logits
     void descend(const T* w, std::vector<Matrix<T>>& deltas) {
         for (int l = last; l > 0; l--) {
-            turn(w, l);
+            turn(w + layers[l].weight, l);
             multiply(left(deltas, l), lists, turned[l].data(), layers[l - 1].columns, zeros.data(), 0, deltas[l - 1].data());
             mask(deltas[l - 1], activations[l - 1]);
         }
     }
 
     // W_l as the right factor of δ_l W_l
-    void turn(const T* model, int l) {
+    void turn(const T* weight, int l) {
         const Layer& layer = layers[l];
         const int below = layers[l - 1].columns;
         for (int unit = 0; unit < layer.out; unit++) {
             const Place from = place<T>(unit, layer.in, layer.columns);
-            const T* weight = model + layer.weight + from.first;
+            const T* own = weight + from.first;
             for (int j = 0; j < layer.in;) {
                 const Place to = place<T>(j, layer.out, below);
                 T* row = turned[l].data() + to.first + (long)unit * to.stride;
                 const int until = std::min(layer.in, j + to.stride);
-                for (int first = j; j < until; j++) row[j - first] = weight[(long)j * from.stride];
+                for (int first = j; j < until; j++) row[j - first] = own[(long)j * from.stride];
             }
         }
     }

@@ -8,14 +8,16 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <queue>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 #define INLINE inline __attribute__((always_inline))
 
-#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__)
-#error "written and measured for GCC on x86-64; elsewhere torch makes the walk"
+#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__) || defined(_WIN32)
+#error "written and measured for GCC on x86-64 and a 64-bit long; elsewhere torch makes the walk"
 #endif
 #pragma GCC target("avx2,fma")
 
@@ -31,15 +33,14 @@ template <class T> int run(void (*walk)(const Round<T>&), const Round<T>* round)
     try {
         walk(*round);
         return 0;
-    } catch (const std::bad_alloc&) {
+    } catch (...) {  // memory that is not there; nothing else is thrown
         return 1;
-    } catch (...) {
-        return 2;
     }
 }
 }  // namespace
 
 extern "C" {
+int64_t round_bytes() { return sizeof(Round<float>); }
 int forward_float(const Round<float>* round) { return run(forward<float>, round); }
 int forward_double(const Round<double>* round) { return run(forward<double>, round); }
 int backward_float(const Round<float>* round) { return run(backward<float>, round); }

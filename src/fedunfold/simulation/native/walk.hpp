@@ -4,42 +4,49 @@ void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin,
     std::vector<Lane<T>> lanes(round.lanes);
     for (long place = 0; place < round.steps * round.lanes; place++)
         lanes[place % round.lanes].steps += passes * (round.counts[place] > 0);
+    // The lanes that nobody is at, by the steps they have left and then by their number.
+    std::priority_queue<std::pair<int, int>> waiting;
+    int open = 0;
+    for (int l = 0; l < (int)lanes.size(); l++) {
+        if (lanes[l].steps) {
+            waiting.emplace(lanes[l].steps, -l);
+            open++;
+        } else {
+            begin(l, lanes[l]);
+            end(l, lanes[l]);
+        }
+    }
     const int piece = std::max<int>(1, (int)round.steps * passes / 8);
     std::mutex lock;
     std::condition_variable freed;
     std::exception_ptr failed;
 
-    const auto chosen = [&]() -> Lane<T>* {
-        Lane<T>* most = nullptr;
-        for (Lane<T>& lane : lanes)
-            if (!lane.taken && lane.done < lane.steps && (!most || lane.steps - lane.done > most->steps - most->done)) most = &lane;
-        return most;
-    };
-    const auto all_done = [&] {
-        return std::all_of(lanes.begin(), lanes.end(), [](const Lane<T>& lane) { return lane.done == lane.steps; });
-    };
     const auto work = [&] {
         try {
             Step<T> step(round, stack);
             std::unique_lock<std::mutex> held(lock);
-            while (!failed && !all_done()) {
-                Lane<T>* lane = chosen();
-                if (!lane) {
+            while (!failed && open) {
+                if (waiting.empty()) {
                     freed.wait(held);
                     continue;
                 }
-                lane->taken = true;
+                const int index = -waiting.top().second;
+                waiting.pop();
                 held.unlock();
-                const int index = (int)(lane - lanes.data()), until = std::min(lane->steps, lane->done + piece);
-                if (lane->done == 0) begin(index, *lane);
-                for (int s = lane->done; s < until; s++) walk(step, index, *lane, s);
-                if (until == lane->steps) {
-                    end(index, *lane);
-                    lane->forget();
+                Lane<T>& lane = lanes[index];
+                if (lane.done == 0) begin(index, lane);
+                const int until = std::min(lane.steps, lane.done + piece);
+                for (; lane.done < until && !*round.stopped; lane.done++) walk(step, index, lane, lane.done);
+                const bool ended = lane.done == lane.steps || *round.stopped;
+                if (ended) {
+                    end(index, lane);
+                    lane.forget();
                 }
                 held.lock();
-                lane->done = until;
-                lane->taken = false;
+                if (ended)
+                    open--;
+                else
+                    waiting.emplace(lane.steps - lane.done, -index);
                 freed.notify_all();
             }
         } catch (...) {
@@ -49,7 +56,11 @@ void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin,
         }
     };
     std::vector<std::thread> others;
-    for (int t = 1; t < std::min(round.threads, round.lanes); t++) others.emplace_back(work);
+    try {
+        for (int t = 1; t < std::min(round.threads, round.lanes); t++) others.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No more threads to be had: those there are do it.
+    }
     work();
     for (std::thread& other : others) other.join();
     if (failed) std::rethrow_exception(failed);

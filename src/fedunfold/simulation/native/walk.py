@@ -16,6 +16,9 @@ from fedunfold.updates import LocalUpdate
 
 WORTH_THREADS = 5_000_000
 """Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
+PADDING = 16  # at least what `products.hpp` pads columns to
+LONG = 3_000_000_000
+"""Multiplications above which one may want to interrupt the round: a good part of a second."""
 
 
 def can_walk(x: Tensor) -> bool:
@@ -41,53 +44,67 @@ class NativeWalk:
 
     def forward(self, start: Tensor, tally: Tally) -> Tensor:
         """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
+        start = start if start.stride(1) == 1 else start.contiguous()
         models = start.new_empty(start.shape)
-        round = self._round(start, models)
-        round.losses, round.sums = _pointer(tally.losses, start), _pointer(tally.outer_gradients, start)
-        call("forward", start.dtype, round)
+        round, lanes = self._round(start, models), len(start)
+        round.losses = self._pointer(tally.losses, 2, lanes)
+        round.sums = self._pointer(tally.outer_gradients, *start.shape)
+        call("forward", start.dtype, round, is_long=self._multiplications >= LONG)
         return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
         """dL/dw^(t) through every lane, given dL/dw_k."""
+        start = start if start.stride(1) == 1 else start.contiguous()
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
-        call("backward", start.dtype, self._round(start, adjoint))
+        call("backward", start.dtype, self._round(start, adjoint), is_long=self._multiplications >= LONG)
         return adjoint
 
     def can_walk_back(self, memory_budget: int) -> bool:
-        """Whether what is kept of every step, its activations and the layers above the first, is within the budget."""
+        """Whether what is kept is within the budget: of every step its activations and the layers above the first; of
+        every lane the model and the adjoint, and with prox the anchor and its gain."""
         steps, lanes, rows = self.schedule.rows.shape
-        units, above = sum(self._sizes[1:]), sum(shape.numel() for shape in self.stack.shapes[2:])
-        return bool(steps * lanes * (rows * units + above) * self.rows.values.element_size() <= memory_budget)
+        padded = [-(-units // PADDING) * PADDING for units in self._sizes[1:].tolist()]
+        sizes = [(below + 1) * units for below, units in zip(self._sizes[:-1].tolist(), padded, strict=True)]
+        numbers = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
+        return bool(lanes * numbers * self.rows.values.element_size() <= memory_budget)
 
     def _round(self, start: Tensor, models: Tensor) -> Round:
+        """All but what a walk leaves beside the models. Whatever is not as compiled code takes it to be is refused."""
         schedule, rows, outer = self.schedule, self.rows, self.outer
-        if start.stride(1) != 1 or schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
-            raise ValueError("models and counts are read row by row.")
         steps, lanes, most_rows = schedule.rows.shape
+        samples, features = rows.values.shape
+        size = sum(shape.numel() for shape in self.stack.shapes)
+        if start.shape != (lanes, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
+            raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are walked, not these.")
+        if schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
+            raise ValueError("counts are read row by row.")
         return Round(
             layers=len(self._sizes) - 1,
             lanes=lanes,
             steps=steps,
             rows=most_rows,
-            threads=self.threads if schedule.counts.sum() * models.shape[1] >= WORTH_THREADS else 1,
+            threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
             along=outer is not None and not outer.loss.only_last_layer,
             mu=self.update.mu,
             sizes=self._sizes.ctypes.data,
-            x=_pointer(rows.values, start),
+            x=self._pointer(rows.values, samples, features),
             marks=None if rows.marks is None else rows.marks.ctypes.data,
-            background=_pointer(rows.background, start),
-            overlaps=_pointer(rows.overlaps, start),
-            labels=_pointer(self.y, torch.int64),
-            batches=_pointer(schedule.rows, torch.int32),
+            background=self._pointer(rows.background, features),
+            overlaps=self._pointer(rows.overlaps, samples),
+            labels=_pointer(self.y, torch.int64, samples),
+            batches=_pointer(schedule.rows, torch.int32, steps, lanes, most_rows),
             counts=schedule.counts.ctypes.data,
-            means=_pointer(schedule.means, start),
-            step_sizes=_pointer(self.step_sizes, start),
-            factors=_pointer(None if outer is None else outer.factors, start),
-            class_weights=_pointer(None if outer is None else outer.class_weights, start),
+            means=self._pointer(schedule.means, steps, lanes, most_rows),
+            step_sizes=self._pointer(self.step_sizes, lanes),
+            factors=self._pointer(None if outer is None else outer.factors, lanes),
+            class_weights=self._pointer(None if outer is None else outer.class_weights, int(self._sizes[-1])),
             start=start.data_ptr(),
-            models=_pointer(models, start),
+            models=self._pointer(models, lanes, size),
         )
+
+    def _pointer(self, tensor: Tensor | None, *shape: int) -> int | None:
+        return _pointer(tensor, self.rows.values.dtype, *shape)
 
     @cached_property
     def _sizes(self) -> np.ndarray:
@@ -95,12 +112,16 @@ class NativeWalk:
         weights = [shape for shape in self.stack.shapes if len(shape) == 2]
         return np.array([weights[0][1], *(shape[0] for shape in weights)], dtype=np.int64)
 
+    @cached_property
+    def _multiplications(self) -> int:
+        """In a forward pass over all minibatches, of which a way back takes several."""
+        return int(self.schedule.counts.sum()) * sum(shape.numel() for shape in self.stack.shapes)
 
-def _pointer(tensor: Tensor | None, like: Tensor | torch.dtype) -> int | None:
+
+def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
     """Where a tensor begins: all that compiled code knows of it."""
     if tensor is None:
         return None
-    dtype = like.dtype if isinstance(like, Tensor) else like
-    if tensor.dtype != dtype or not tensor.is_contiguous():
-        raise ValueError(f"compiled code reads contiguous numbers of the type {dtype}.")
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        raise ValueError(f"compiled code reads {list(shape)} contiguous numbers of the type {dtype} here.")
     return tensor.data_ptr()
