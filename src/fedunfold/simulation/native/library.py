@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,23 +53,24 @@ def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:
     """Python hears of Ctrl-C only where it waits itself, so that compiled code has to run elsewhere. It has ended when
     this returns or raises: it reads and writes memory that is then given away."""
     found: list[bool] = []
-    ended = threading.Event()  # a thread whose `join` was interrupted is taken for dead
+    lock, begun, ended = threading.Lock(), threading.Event(), threading.Event()
 
     def run() -> None:
+        with lock:
+            if stopped.value:
+                return
+            begun.set()
         found.append(work())
         ended.set()
 
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        threading.Thread(target=run).start()  # with signals blocked, or it could start unnoticed
-    except RuntimeError:
-        run()
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        threading.Thread(target=run).start()
         ended.wait()
     except BaseException:
-        stopped.value = 1
-        while not ended.is_set():
+        # Also where the thread was being started: from here on it has begun, or it never will.
+        with lock:
+            stopped.value = 1
+        while begun.is_set() and not ended.is_set():
             with suppress(KeyboardInterrupt):
                 ended.wait()
         raise
