@@ -1,4 +1,5 @@
-// Lanes are dealt out in pieces, always of the lane with most left to do, so that threads end together.
+// Lanes are dealt out in pieces, always of the lane with most left to do, and smaller ones towards the end, so that
+// threads end together.
 template <class T, class Begin, class Walk, class End>
 void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin, Walk walk, End end) {
     std::vector<Lane<T>> lanes(round.lanes);
@@ -16,7 +17,6 @@ void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin,
             end(l, lanes[l]);
         }
     }
-    const int piece = std::max<int>(1, (int)round.steps * passes / 8);
     std::mutex lock;
     std::condition_variable freed;
     std::exception_ptr failed;
@@ -35,7 +35,7 @@ void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin,
                 held.unlock();
                 Lane<T>& lane = lanes[index];
                 if (lane.done == 0) begin(index, lane);
-                const int until = std::min(lane.steps, lane.done + piece);
+                const int until = lane.done + std::max(1, (lane.steps - lane.done) / 4);
                 for (; lane.done < until && !*round.stopped; lane.done++) walk(step, index, lane, lane.done);
                 const bool ended = lane.done == lane.steps || *round.stopped;
                 if (ended) {
