@@ -1,6 +1,7 @@
 """What a release is made of: the wheel by itself, the source distribution, and one line where an extra is missing."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from fedunfold.simulation.native import is_built
 from fedunfold.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "fedunfold"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = set(PROJECT["project"]["optional-dependencies"]) - {"dev", "docs", "supply"}
-NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")
+CAN_COMPILE = shutil.which("g++") is not None and platform.machine() == "x86_64"
+NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "runs", "site")
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +43,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> Path:
-    return built / f"fedunfold-{VERSION}-py3-none-any.whl"
+    """For every Python from 3.11 on, and where the compiled walk can be built for this platform alone."""
+    (found,) = built.glob(f"fedunfold-{VERSION}-*-*-*.whl")
+    return found
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
@@ -49,6 +54,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert held == {path.relative_to(PACKAGE.parent).as_posix() for path in files}
     assert {Path(name).suffix for name in held} >= {".py", ".toml", ".cu", ".cuh", ".typed"}
+    if CAN_COMPILE:
+        assert "fedunfold/simulation/native/_walk.abi3.so" in held
+        assert wheel.name.endswith("-cp311-abi3-linux_x86_64.whl")
 
 
 def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
@@ -60,6 +68,10 @@ def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     assert found.stdout.strip() == str(tmp_path / "fedunfold" / "__init__.py")
     version = python("-m", "fedunfold", "--version", PYTHONPATH=str(tmp_path))
     assert version.stdout == f"fedunfold {VERSION}\n"
+    compiled = python(
+        "-c", "from fedunfold.simulation.native import is_built; print(is_built())", PYTHONPATH=str(tmp_path)
+    )
+    assert compiled.stdout.strip() == str(is_built() and CAN_COMPILE), compiled.stderr
     listed = python("-m", "fedunfold", "env", "show", "digits-flaky", PYTHONPATH=str(tmp_path))
     assert tomllib.loads(listed.stdout)["name"] == "digits-flaky"
 
@@ -76,7 +88,8 @@ def test_the_source_distribution_has_tests_and_documentation(built: Path) -> Non
         "tests/cli/conftest.py",
     } <= held
     assert {"examples/quickstart.ipynb", "tests/simulation/emulated_gpu.h", "docs/results/mnist/results.json"} <= held
-    assert not any("__pycache__" in name for name in held)
+    assert "src/fedunfold/simulation/native/products.hpp" in held
+    assert not any("__pycache__" in name or name.endswith(".so") for name in held)
 
 
 def test_the_version_is_semantic_and_everywhere_the_same() -> None:

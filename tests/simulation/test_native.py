@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import RoundRequest
-from fedunfold.losses import OuterLoss
+from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation, walks
 from fedunfold.simulation.linear_stack import LinearStack
@@ -134,6 +134,28 @@ def test_a_small_loss_beside_large_logits_keeps_its_digits() -> None:
     report = federation.train(RoundRequest("a", 0, model, sgd(), frozenset({"loss"})))
     assert report.loss is not None
     assert float(report.loss[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
+
+
+@pytest.mark.parametrize("outer", ["path", "balanced", "final"])
+@pytest.mark.parametrize("rows", [normal_rows, scaled_rows])
+@pytest.mark.parametrize("away", [0.0, 0.5])
+def test_absent_clients_and_the_last_layer_are_read_as_by_torch(
+    outer: OuterName, rows: Callable[[int], Tensor], away: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, reliability=1 - away)
+    data = replace(env.load(), x=rows(20))
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(walks, "can_call", lambda x, answer=compiled: answer)
+        federation = SimulatedFederation(env, data, dtype=torch.float64)
+        start = federation.initial_model("a")
+        request = RoundRequest("a", 0, start, sgd(), outer=OuterLoss(outer), path_gradient=True)
+        last, report = federation.outer(request), federation.train(request)
+        gone = report.outer_gradient
+        numbers = torch.tensor([last.loss, report.outer_loss], dtype=torch.float64)
+        found.append([numbers, last.gradient, start * 0 if gone is None else gone])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-13)
 
 
 def test_an_outlier_of_one_client_is_not_the_background_of_all() -> None:

@@ -38,7 +38,7 @@ def _few_threads(
 
     @wraps(verb)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        self._threads = torch.get_num_threads()
+        self._walks.threads = torch.get_num_threads()
         with threads_for(self.step_size):
             return verb(self, *args, **kwargs)
 
@@ -89,9 +89,8 @@ class SimulatedFederation:
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         budget = _memory(self._device) if memory_budget is None else memory_budget
         self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget)
-        self._held = HeldData(data, self._x, self._y, self._kernel, environment.batch_size)
+        self._held = HeldData(data, self._x, self._y, self._kernel, self._walks, environment.batch_size)
         self._ahead: tuple[Clients, Plan] | None = None
-        self._threads = torch.get_num_threads()
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -247,7 +246,7 @@ class SimulatedFederation:
             outer = OuterTerms(request.outer, factors[0], self._held.class_weights(request))
         adds_gradients = "gradients" in request.needs and not request.update.plain_steps
         parts = (schedule, step_sizes, request.update, outer)
-        return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back, threads=self._threads)
+        return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back)
 
     def _plan(self, clients: Clients) -> Plan:
         """The minibatches of clients, unless `_look_ahead` has drawn them already."""

@@ -13,13 +13,17 @@ from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.round import Round
 from fedunfold.simulation.schedule import sample_coefficients, upload
+from fedunfold.simulation.walks import Walks
 
 
 class HeldData:
     """Data on the device and in the precision of `x` and `y`, which are the clients' rows one after the other."""
 
-    def __init__(self, data: FederatedData, x: Tensor, y: Tensor, kernel: Kernel, batch_size: int) -> None:
+    def __init__(
+        self, data: FederatedData, x: Tensor, y: Tensor, kernel: Kernel, walks: Walks, batch_size: int
+    ) -> None:
         self._data, self._x, self._y, self._kernel, self._batch_size = data, x, y, kernel, batch_size
+        self._walks = walks
         self._sizes = np.array(data.sizes)
 
     def outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -27,13 +31,13 @@ class HeldData:
         request, outer = round.request, round.request.outer
         if outer is None:
             raise InputError("the request names no outer loss.")
-        rows = self._rows(clients)
+        rows = self._places(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
         weights = upload(self._minibatch_coefficients(round, clients) * factors, self._x.device, self._x.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
-            weights = weights * class_weights[self._y[rows]]
-        return FixedModel(self._kernel, request.model).outer(self._x[rows], self._y[rows], weights, outer)
+            weights = weights * class_weights[self._y[upload(rows, self._x.device)]]
+        return self._walks.outer_at(request.model, rows, weights, outer)
 
     def losses_at(self, round: Round, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
@@ -89,9 +93,12 @@ class HeldData:
         """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
         if len(clients) == len(self._sizes):
             return slice(None)
+        return upload(self._places(clients), self._x.device)
+
+    def _places(self, clients: np.ndarray) -> np.ndarray:
+        """Where the rows of these clients are."""
         offsets = self._data.offsets
-        rows = np.concatenate([np.arange(offsets[k], offsets[k + 1]) for k in clients])
-        return upload(rows, self._x.device)
+        return np.concatenate([np.arange(offsets[k], offsets[k + 1], dtype=np.int32) for k in clients])
 
     def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
         return np.concatenate([sample_coefficients(*walk, self._batch_size) for walk in round.walks(clients)])

@@ -2,25 +2,33 @@
 
 from functools import cached_property
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from fedunfold.losses import OuterLoss
+from fedunfold.simulation.fixed_model import FixedModel
 from fedunfold.simulation.fused import FusedWalk
 from fedunfold.simulation.fused import can_walk as can_launch
 from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.native import NativeWalk, Rows
+from fedunfold.simulation.native import NativeWalk, Rows, read_outer
 from fedunfold.simulation.native import can_walk as can_call
-from fedunfold.simulation.schedule import Schedule
+from fedunfold.simulation.schedule import Schedule, upload
 from fedunfold.simulation.walk import OuterTerms, Walk
-from fedunfold.updates import LocalUpdate
+from fedunfold.updates import LocalUpdate, sgd
 
 
 class Walks:
-    """The rows x and labels y of all clients, for walks with minibatches of at most some rows."""
+    """The rows x and labels y of all clients, for walks with minibatches of at most some rows.
+
+    Compiled code may take as many `threads`.
+    """
 
     def __init__(self, kernel: Kernel, x: Tensor, y: Tensor, most_rows: int, memory_budget: int) -> None:
         self._kernel, self._x, self._y = kernel, x, y
         self._most_rows, self._memory_budget = most_rows, memory_budget
+        self.threads = torch.get_num_threads()
 
     def choose(
         self,
@@ -31,10 +39,9 @@ class Walks:
         *,
         adds_gradients: bool,
         back: bool,
-        threads: int,
     ) -> Walk | FusedWalk | NativeWalk:
         """By the model, the device and what is asked. `adds_gradients` asks for sums of the training gradients, and
-        `back` for the way back, whose memory is bounded; compiled code may take so many threads."""
+        `back` for the way back, whose memory is bounded."""
         parts = (schedule, step_sizes, update, outer)
         loss = None if outer is None else outer.loss
         if isinstance(self._kernel, LinearStack) and self._kernel.walks_whole(update, loss) and not adds_gradients:
@@ -42,10 +49,18 @@ class Walks:
             if can_launch(self._kernel, self._most_rows, self._x):
                 whole = FusedWalk(self._kernel, self._x, self._y, *parts)
             elif can_call(self._x):
-                whole = NativeWalk(self._kernel, self._rows, self._y, *parts, threads)
+                whole = NativeWalk(self._kernel, self._rows, self._y, *parts, self.threads)
             if whole is not None and (not back or whole.can_walk_back(self._memory_budget)):
                 return whole
         return Walk(self._kernel, self._x, self._y, *parts, self._memory_budget)
+
+    def outer_at(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
+        """Σ_i c_i ℓ^out_i(w) over some rows at a model that does not move, and its gradient in w."""
+        kernel = self._kernel
+        if isinstance(kernel, LinearStack) and kernel.walks_whole(sgd(), loss) and can_call(self._x):
+            return read_outer(kernel, self._rows, self._y, model, rows, coefficients, self.threads)
+        chosen = slice(None) if len(rows) == len(self._y) else upload(rows, self._x.device)
+        return FixedModel(kernel, model).outer(self._x[chosen], self._y[chosen], coefficients, loss)
 
     @cached_property
     def _rows(self) -> Rows:

@@ -66,6 +66,7 @@ template <class T> class Step {
             add(slopes, lane.sums.data());
         }
         differentiate([&](int i) { return -rate * means[i]; }, seen ? &lane : nullptr);
+        if (rate == 0) return;
         descend(w, slopes);
         if (round.mu) {
             const T pull = rate * (T)round.mu;

@@ -1,5 +1,6 @@
 """The walk of a round in one call of compiled code."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,15 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.losses import OuterLoss
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native.library import TYPES, Round, call, is_built
 from fedunfold.simulation.native.rows import Rows
 from fedunfold.simulation.schedule import Schedule
 from fedunfold.simulation.walk import OuterTerms, Tally
-from fedunfold.updates import LocalUpdate
+from fedunfold.updates import LocalUpdate, sgd
 
 WORTH_THREADS = 5_000_000
 """Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
+READERS = 8  # lanes that share what is only read, however many threads there are: sums keep their order
+READ_AT_ONCE = 60  # rows of theirs at a time: whole tiles, and slopes that stay in the first cache
 PADDING = 16  # at least what `products.hpp` pads columns to
 LONG = 3_000_000_000
 """Multiplications above which one may want to interrupt the round: a good part of a second."""
@@ -116,6 +120,28 @@ class NativeWalk:
     def _multiplications(self) -> int:
         """In a forward pass over all minibatches, of which a way back takes several."""
         return int(self.schedule.counts.sum()) * sum(shape.numel() for shape in self.stack.shapes)
+
+
+def read_outer(
+    stack: LinearStack, rows: Rows, y: Tensor, model: Tensor, chosen: np.ndarray, coefficients: Tensor, threads: int
+) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i ce_i(w) over chosen rows at a model w that does not move, and its gradient: a walk in steps of size 0."""
+    lanes = min(READERS, len(chosen))
+    steps = -(-len(chosen) // (lanes * READ_AT_ONCE))
+    shape = (steps, lanes, READ_AT_ONCE)
+    batches, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
+    batches[: len(chosen)], means[: len(chosen)] = chosen, coefficients
+    left = len(chosen) - READ_AT_ONCE * np.arange(steps * lanes)
+    counts = np.clip(left, 0, READ_AT_ONCE).astype(np.int32).reshape(steps, lanes)
+    minibatches = torch.from_numpy(batches).view(shape), counts, (), means.view(shape)
+    schedule = Schedule(tuple(range(lanes)), tuple((counts > 0).sum(1).tolist()), *minibatches)
+    ones = coefficients.new_ones(lanes)
+    terms = OuterTerms(OuterLoss("path"), ones, None)
+    gradients = model.new_zeros(lanes, len(model))
+    tally = Tally(ones.new_empty(2, lanes), None, gradients)
+    walk = NativeWalk(stack, rows, y, schedule, ones * 0, sgd(), terms, threads)
+    walk.forward(model.expand(lanes, -1), tally)
+    return tally.losses[1].sum(), gradients.sum(0)
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
