@@ -35,6 +35,7 @@ from fedunfold.robust import Aggregator, mean
 from fedunfold.run_state import RunState, fingerprint, load_states, save_states
 from fedunfold.screening import Screen, SetAside, Sifted, check_screen, sift
 from fedunfold.server import ServerOptimizer, plain
+from fedunfold.threads import threads_for
 from fedunfold.updates import LocalUpdate, sgd
 from fedunfold.version import VERSION
 from fedunfold.weighting.rule import WeightingRule
@@ -282,7 +283,8 @@ def run_together(
         log.info("going on from round %d of %d, kept in %s", saved, rounds, checkpoint)
     try:
         for t in range(saved, rounds):
-            states = _after_round(federation, rule, algorithm, runs, states, t)
+            with threads_for(len(federation.clients) * len(starts[0].model)):
+                states = _after_round(federation, rule, algorithm, runs, states, t)
             if kept is not None and (kept.due or t == rounds - 1):
                 save_states(kept, states)
                 saved = t + 1

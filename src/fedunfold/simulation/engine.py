@@ -21,9 +21,9 @@ from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.native import NativeWalk
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
-from fedunfold.simulation.threads import threads_for
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.simulation.walks import Walks
+from fedunfold.threads import threads_for
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,8 +38,7 @@ def _few_threads(
 
     @wraps(verb)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        self._walks.threads = torch.get_num_threads()
-        with threads_for(self.step_size):
+        with threads_for(0 if self._walks.are_compiled else self.step_size, self._threads):
             return verb(self, *args, **kwargs)
 
     return run
@@ -51,7 +50,7 @@ class SimulatedFederation:
     `model` builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own. Stacks of
     linear layers take a path of their own, anything else runs as it is, lane by lane, with the same result.
     `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
-    quarter of a GPU's memory.
+    quarter of a GPU's memory. It works with as many threads as torch has when it is made.
 
     >>> import fedunfold as fu
     >>> federation = fu.SimulatedFederation(fu.environment("digits-label-skew"))
@@ -88,8 +87,9 @@ class SimulatedFederation:
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         budget = _memory(self._device) if memory_budget is None else memory_budget
-        self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget)
-        self._held = HeldData(data, self._x, self._y, self._kernel, self._walks, environment.batch_size)
+        self._threads = torch.get_num_threads()
+        self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget, self._threads)
+        self._held = HeldData(data, self._x, self._y, self._kernel, self._walks, environment.batch_size, self._threads)
         self._ahead: tuple[Clients, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))

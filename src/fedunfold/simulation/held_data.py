@@ -14,16 +14,24 @@ from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.round import Round
 from fedunfold.simulation.schedule import sample_coefficients, upload
 from fedunfold.simulation.walks import Walks
+from fedunfold.threads import threads_for
 
 
 class HeldData:
     """Data on the device and in the precision of `x` and `y`, which are the clients' rows one after the other."""
 
     def __init__(
-        self, data: FederatedData, x: Tensor, y: Tensor, kernel: Kernel, walks: Walks, batch_size: int
+        self,
+        data: FederatedData,
+        x: Tensor,
+        y: Tensor,
+        kernel: Kernel,
+        walks: Walks,
+        batch_size: int,
+        threads: int,
     ) -> None:
-        self._data, self._x, self._y, self._kernel, self._batch_size = data, x, y, kernel, batch_size
-        self._walks = walks
+        self._data, self._x, self._y, self._kernel, self._walks = data, x, y, kernel, walks
+        self._batch_size, self._threads = batch_size, threads
         self._sizes = np.array(data.sizes)
 
     def outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -45,7 +53,7 @@ class HeldData:
         if not len(clients):
             return out
         rows = self._rows(clients)
-        _, losses = FixedModel(self._kernel, round.request.model).predictions(self._x[rows], self._y[rows])
+        _, losses = self._predictions(round.request.model, self._x[rows], self._y[rows])
         sizes = self._sizes[clients]
         weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
@@ -57,14 +65,14 @@ class HeldData:
         accuracies = []
         for model, k in zip(models, clients, strict=True):
             rows = slice(self._data.offsets[k], self._data.offsets[k + 1])
-            predicted, _ = FixedModel(self._kernel, model).predictions(self._x[rows], self._y[rows])
+            predicted, _ = self._predictions(model, self._x[rows], self._y[rows])
             accuracies.append(float((predicted == self._y[rows]).double().mean()))
         return accuracies
 
     def test(self, model: Tensor) -> Evaluation:
         """A model on the test set."""
         x, y = self._test
-        predicted, losses = FixedModel(self._kernel, model).predictions(x, y)
+        predicted, losses = self._predictions(model, x, y)
         right = losses.new_zeros(self._data.classes, dtype=torch.float64).index_add_(0, y, (predicted == y).double())
         *per_class, loss = torch.cat([right, losses.double().mean()[None]]).tolist()  # all that is waited for
         found = torch.tensor(per_class, dtype=torch.float64)
@@ -80,6 +88,11 @@ class HeldData:
             if weights.shape != (self._data.classes,):
                 raise InputError(f"there are {weights.numel()} class weights for {self._data.classes} classes.")
         return None if weights is None else weights.to(self._x)
+
+    def _predictions(self, model: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted class and cross-entropy of every row."""
+        with threads_for(len(y) * len(model), self._threads):
+            return FixedModel(self._kernel, model).predictions(x, y)
 
     @cached_property
     def _test(self) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss
@@ -22,13 +21,12 @@ from fedunfold.updates import LocalUpdate, sgd
 class Walks:
     """The rows x and labels y of all clients, for walks with minibatches of at most some rows.
 
-    Compiled code may take as many `threads`.
+    Compiled code may take so many threads.
     """
 
-    def __init__(self, kernel: Kernel, x: Tensor, y: Tensor, most_rows: int, memory_budget: int) -> None:
+    def __init__(self, kernel: Kernel, x: Tensor, y: Tensor, most_rows: int, memory_budget: int, threads: int) -> None:
         self._kernel, self._x, self._y = kernel, x, y
-        self._most_rows, self._memory_budget = most_rows, memory_budget
-        self.threads = torch.get_num_threads()
+        self._most_rows, self._memory_budget, self._threads = most_rows, memory_budget, threads
 
     def choose(
         self,
@@ -49,16 +47,21 @@ class Walks:
             if can_launch(self._kernel, self._most_rows, self._x):
                 whole = FusedWalk(self._kernel, self._x, self._y, *parts)
             elif can_call(self._x):
-                whole = NativeWalk(self._kernel, self._rows, self._y, *parts, self.threads)
+                whole = NativeWalk(self._kernel, self._rows, self._y, *parts, self._threads)
             if whole is not None and (not back or whole.can_walk_back(self._memory_budget)):
                 return whole
         return Walk(self._kernel, self._x, self._y, *parts, self._memory_budget)
+
+    @property
+    def are_compiled(self) -> bool:
+        """Whether nearly all of the work is compiled code's, which has no need of torch's threads."""
+        return isinstance(self._kernel, LinearStack) and all(self._kernel.biased) and can_call(self._x)
 
     def outer_at(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows at a model that does not move, and its gradient in w."""
         kernel = self._kernel
         if isinstance(kernel, LinearStack) and kernel.walks_whole(sgd(), loss) and can_call(self._x):
-            return read_outer(kernel, self._rows, self._y, model, rows, coefficients, self.threads)
+            return read_outer(kernel, self._rows, self._y, model, rows, coefficients, self._threads)
         chosen = slice(None) if len(rows) == len(self._y) else upload(rows, self._x.device)
         return FixedModel(kernel, model).outer(self._x[chosen], self._y[chosen], coefficients, loss)
 

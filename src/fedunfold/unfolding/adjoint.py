@@ -27,6 +27,7 @@ from fedunfold.federation import Federation, RoundRequest
 from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, Server, aggregate
 from fedunfold.screening import SetAside
+from fedunfold.threads import threads_for
 from fedunfold.unfolding.tape import Entered, Tape, TapeKind
 
 AdjointKind = Literal["first_order", "exact"]
@@ -78,7 +79,7 @@ def unfold(
     lengths: list[Tensor] = []
     set_aside: list[SetAside] = []
     server = Server.start(model, algorithm)
-    with Tape(tape) as kept:
+    with threads_for(len(federation.clients) * len(model)), Tape(tape) as kept:
         for t, row in enumerate(theta):
             asked = replace(request, round=t, model=server.model)
             sifted = algorithm.sift(federation.train(asked), lengths)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedunfold.rounds import run_rounds
-from fedunfold.simulation.threads import WORTH_THREADS, threads_for
+from fedunfold.threads import WORTH_THREADS, threads_for
 from fedunfold.weighting import size
 from tests.federations import simulated, tiny
 
@@ -25,6 +25,10 @@ def test_small_work_takes_one_thread(two_threads: None) -> None:
     assert torch.get_num_threads() == 2
     with threads_for(WORTH_THREADS):
         assert torch.get_num_threads() == 2
+    with threads_for(1):
+        with threads_for(WORTH_THREADS, 2):
+            assert torch.get_num_threads() == 2, "those that were available outside"
+        assert torch.get_num_threads() == 1
 
 
 def test_the_count_comes_back_after_an_error(two_threads: None) -> None:
