@@ -1,12 +1,20 @@
 """Threads by the size of the work, and nothing left behind."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedunfold import threads
+from fedunfold.federation import RoundRequest
 from fedunfold.rounds import run_rounds
+from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation.native import NativeWalk, is_built
+from fedunfold.simulation.walk import Tally, Walk
 from fedunfold.threads import WORTH_THREADS, threads_for
+from fedunfold.updates import LocalUpdate, momentum, sgd
 from fedunfold.weighting import size
 from tests.federations import simulated, tiny
 
@@ -35,6 +43,28 @@ def test_the_count_comes_back_after_an_error(two_threads: None) -> None:
     with pytest.raises(ZeroDivisionError), threads_for(1):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("update", "expected"), [(sgd(), 1), (momentum(), 2)])
+def test_compiled_code_works_while_torchs_threads_sleep(
+    update: LocalUpdate, expected: int, two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_built():
+        pytest.skip("the compiled walk was not built, or is for other processors")
+    seen = set()
+    for kind in (NativeWalk, Walk):
+
+        def forward(walk: Any, start: Tensor, tally: Tally, made: Any = kind.forward) -> Tensor:
+            seen.add(torch.get_num_threads())
+            return made(walk, start, tally)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(kind, "forward", forward)
+    monkeypatch.setattr(SimulatedFederation, "step_size", 1)
+    federation = simulated(tiny())
+    request = RoundRequest("a", 0, federation.initial_model("a"), update)
+    monkeypatch.setattr(threads, "WORTH_THREADS", 1)
+    federation.train(request)
+    assert seen == {expected}
 
 
 def test_a_run_leaves_the_count_as_it_was(two_threads: None) -> None:

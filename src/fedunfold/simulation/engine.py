@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -179,7 +180,8 @@ class SimulatedFederation:
         walk = self._walk([round], back=True)
         lanes = torch.tensor(walk.schedule.order, device=self._device)
         arriving = (adjoints * self._column(round.after[round.there]))[lanes]
-        leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
+        with self._threads_of(walk):
+            leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
         return (leaving - arriving).sum(0)
 
     @_few_threads
@@ -248,6 +250,10 @@ class SimulatedFederation:
         parts = (schedule, step_sizes, request.update, outer)
         return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back)
 
+    def _threads_of(self, walk: Walk | FusedWalk | NativeWalk) -> AbstractContextManager[None]:
+        """Torch's, as many as its steps are worth; compiled code has its own."""
+        return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
+
     def _plan(self, clients: Clients) -> Plan:
         """The minibatches of clients, unless `_look_ahead` has drawn them already."""
         if self._ahead is not None and self._ahead[0] == clients:
@@ -289,7 +295,8 @@ class SimulatedFederation:
             first = torch.stack([round.request.model for round in rounds])[owners]
             begun = first[upload(order, self._device)]
         tally = self._tally(rounds[0].request, lanes)
-        models = walk.forward(begun, tally)
+        with self._threads_of(walk):
+            models = walk.forward(begun, tally)
         if (order != np.arange(lanes)).any():
             back = upload(np.argsort(order), self._device)
             models, tally = models[back], tally.of(back)

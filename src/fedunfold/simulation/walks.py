@@ -15,6 +15,7 @@ from fedunfold.simulation.native import NativeWalk, Rows, read_outer
 from fedunfold.simulation.native import can_walk as can_call
 from fedunfold.simulation.schedule import Schedule, upload
 from fedunfold.simulation.walk import OuterTerms, Walk
+from fedunfold.threads import threads_for
 from fedunfold.updates import LocalUpdate, sgd
 
 
@@ -63,7 +64,8 @@ class Walks:
         if isinstance(kernel, LinearStack) and kernel.walks_whole(sgd(), loss) and can_call(self._x):
             return read_outer(kernel, self._rows, self._y, model, rows, coefficients, self._threads)
         chosen = slice(None) if len(rows) == len(self._y) else upload(rows, self._x.device)
-        return FixedModel(kernel, model).outer(self._x[chosen], self._y[chosen], coefficients, loss)
+        with threads_for(len(rows) * len(model), self._threads):
+            return FixedModel(kernel, model).outer(self._x[chosen], self._y[chosen], coefficients, loss)
 
     @cached_property
     def _rows(self) -> Rows:
