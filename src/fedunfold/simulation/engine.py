@@ -17,13 +17,11 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
-from fedunfold.simulation.fused import FusedWalk
 from fedunfold.simulation.held_data import HeldData
-from fedunfold.simulation.native import NativeWalk
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.simulation.walks import Walks
+from fedunfold.simulation.walks import AnyWalk, Walks
 from fedunfold.threads import threads_for
 
 Arguments = ParamSpec("Arguments")
@@ -233,7 +231,7 @@ class SimulatedFederation:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return Round(request, self._draw(request), shares, present, steps, inside, after)
 
-    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> Walk | FusedWalk | NativeWalk:
+    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> AnyWalk:
         """The local walk of the present clients."""
         request = rounds[0].request
         clients = [walk for round in rounds for walk in round.walks(round.there)]
@@ -250,7 +248,7 @@ class SimulatedFederation:
         parts = (schedule, step_sizes, request.update, outer)
         return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back)
 
-    def _threads_of(self, walk: Walk | FusedWalk | NativeWalk) -> AbstractContextManager[None]:
+    def _threads_of(self, walk: AnyWalk) -> AbstractContextManager[None]:
         """Torch's, as many as its steps are worth; compiled code has its own."""
         return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
 

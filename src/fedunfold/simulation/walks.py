@@ -18,6 +18,8 @@ from fedunfold.simulation.walk import OuterTerms, Walk
 from fedunfold.threads import threads_for
 from fedunfold.updates import LocalUpdate, sgd
 
+AnyWalk = Walk | FusedWalk | NativeWalk
+
 
 class Walks:
     """The rows x and labels y of all clients, for walks with minibatches of at most some rows.
@@ -38,7 +40,7 @@ class Walks:
         *,
         adds_gradients: bool,
         back: bool,
-    ) -> Walk | FusedWalk | NativeWalk:
+    ) -> AnyWalk:
         """By the model, the device and what is asked. `adds_gradients` asks for sums of the training gradients, and
         `back` for the way back, whose memory is bounded."""
         parts = (schedule, step_sizes, update, outer)
