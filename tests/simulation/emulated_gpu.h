@@ -1,5 +1,5 @@
-// The primitives of `fused/primitives.cuh` on a CPU and in double precision, so that `walk.cu` can be tested where there
-// is no GPU. Every GPU thread is a coroutine that runs until it has to wait for others: for its warp, its program, or the
+// The primitives of `fused/primitives.cuh` on a CPU and in double precision, so that kernels can be tested where there is
+// no GPU. Every GPU thread is a coroutine that runs until it has to wait for others: for its warp, its program, or the
 // cluster. Threads are taken up again in another order each time, so that what depends on their order shows.
 
 #include <ucontext.h>
@@ -21,6 +21,20 @@ struct alignas(4 * sizeof(real)) Quad {
     real v[4];
 };
 
+struct Four {
+    real v[4];
+};
+struct Left {
+    real v[4];
+};
+struct Right {
+    real v[2];
+};
+struct Tiles {
+    Left left;
+    Right right;
+};
+
 enum Wait { NOTHING, WARP, BLOCK, CLUSTER, END };
 struct Coroutine {
     ucontext_t context;
@@ -31,6 +45,7 @@ struct Coroutine {
 static std::vector<Coroutine> coroutines;
 static std::vector<std::vector<char>> memories;
 static std::vector<real> exchanged;
+static std::vector<Tiles> tiles;
 static Coroutine* current;
 static ucontext_t scheduler;
 static std::function<void()> kernel;
@@ -65,6 +80,7 @@ inline void peer_store(real* own, int rank, Quad q) {
     if (reinterpret_cast<size_t>(own) % sizeof(Quad)) fail("four numbers that do not begin at a multiple of four");
     *reinterpret_cast<Quad*>(peer(own, rank)) = q;
 }
+inline void prefetch(const real*) {}
 inline real exponential(real x) { return std::exp(x); }
 inline real logarithm(real x) { return std::log(x); }
 
@@ -83,6 +99,26 @@ inline real warp_sum(real value) {
 }
 inline real warp_max(real value) {
     return over_warp(value, [](real a, real b) { return a > b ? a : b; });
+}
+
+inline Left left(Four values) { return {values.v[0], values.v[1], values.v[2], values.v[3]}; }
+inline Right right(real upper, real lower) { return {upper, lower}; }
+inline void add_product(real (&sum)[4], const Left& a, const Right& b) {
+    int index = current->program * THREADS + current->thread, first = index / 32 * 32;
+    tiles[index] = {a, b};
+    wait_for(WARP);
+    for (int i = 0; i < 4; ++i) {
+        int row = index % 32 / 4 + i / 2 * 8, column = index % 4 * 2 + i % 2;
+        for (int k = 0; k < 8; ++k)
+            sum[i] += tiles[first + row % 8 * 4 + k / 2].left.v[row / 8 * 2 + k % 2] *
+                      tiles[first + column * 4 + k / 2].right.v[k % 2];
+    }
+    wait_for(WARP);
+}
+template <int M, int N>
+inline void add_products(real (&sum)[M][N][4], const Left (&a)[M], const Right (&b)[N]) {
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) add_product(sum[m][n], a[m], b[n]);
 }
 
 static void run_coroutine() {
@@ -111,7 +147,7 @@ static void run_cluster(int lane, size_t bytes, std::function<void()> body) {
     int total = PARTS * THREADS;
     current_lane = lane, kernel = body;
     memories.assign(PARTS, std::vector<char>(bytes + 128, static_cast<char>(0xff)));  // NaN, until written
-    exchanged.assign(total, 0);
+    exchanged.assign(total, 0), tiles.resize(total);
     coroutines = std::vector<Coroutine>(total);
     for (int i = 0; i < total; ++i) {
         Coroutine& c = coroutines[i];

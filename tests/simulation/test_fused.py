@@ -16,9 +16,9 @@ from torch import Tensor
 from fedunfold.simulation import SimulatedFederation, walks
 from fedunfold.simulation.fused import FusedWalk, can_walk, compiling
 from fedunfold.simulation.fused import walk as fused_walk
-from fedunfold.simulation.fused.compiling import HERE, Launch, Shape, shared_memory
+from fedunfold.simulation.fused.compiling import HERE, SOURCES, Launch, Name, Shape, shared_memory
 from fedunfold.updates import LocalUpdate, sgd
-from tests.simulation.comparing import CASES, Comparison, learned, stack, unequal
+from tests.simulation.comparing import BATCH, CASES, LANES, Comparison, learned, stack, unequal
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
 HOPPER = 227 * 1024
@@ -32,34 +32,40 @@ class Emulated(Launch):
 
 
 @pytest.fixture
-def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let launches go to the kernels' source, compiled for the CPU."""
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
+    """Let launches go to the kernels' source, compiled for the CPU. Gives the names of those that were launched."""
+    launched: list[Name] = []
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile the emulated GPU with")
     monkeypatch.setattr(compiling, "THREADS", 64)  # fewer to emulate, and more than one round of most loops
     tests = Path(__file__).parent
-    source = (HERE / "walk.cu").read_text()
     memory = "extern __shared__ __align__(16) char memory[];"
-    assert memory in source
-    source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
-    built = tmp_path / "walk.cpp"
-    built.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
 
-    def compiled(name: str, shape: Shape, device: torch.device) -> Launch:
+    def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
+        source = (HERE / SOURCES[name]).read_text()
+        assert memory in source
+        source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
+        made = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"  # one loaded already must not be written over
+        built, library = made.with_suffix(".cpp"), made.with_suffix(".so")
+        built.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
         macros = [macro for macro in shape.macros(name) if "_BYTES" not in macro]
-        library = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.so"  # one loaded already must not be written over
+        macros.append("-DWALK=pair" if name == "pair" else "-DWALK=forward")
         options = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", *macros]
         subprocess.run([compiler, *options, "-o", str(library), str(built)], check=True)
-        kernel = getattr(ctypes.CDLL(str(library)), f"emulated_{name}")
+        symbol = "emulated_backward" if name == "backward" else "emulated_walk"
+        kernel = getattr(ctypes.CDLL(str(library)), symbol)
+        launched.append(name)
 
         def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
             kernel(*(_argument(argument) for argument in arguments))
 
-        return Emulated(launch, shape.threads, 0, device)
+        return Emulated(launch, 1, 1, 0, device)
 
     monkeypatch.setattr(fused_walk, "compiled", compiled)
     monkeypatch.setattr(fused_walk, "shared_memory", lambda device: HOPPER)
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: 132)
+    return launched
 
 
 def _argument(value: Any) -> Any:
@@ -73,6 +79,33 @@ def _argument(value: Any) -> Any:
 @pytest.mark.parametrize(("sides", "update", "outer"), CASES)
 def test_the_gpu_source_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpdate, outer: str | None) -> None:
     Comparison(FusedWalk).check(sides, update, outer, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sides", "outer", "held"),
+    [
+        pytest.param((64, 40, 24, 5), None, 0, id="in shared memory"),
+        pytest.param((132, 20, 70, 16), "final", 1, id="some in registers, padded"),
+        pytest.param((208, 128, 128, 10), None, 2, id="the largest layers"),
+    ],
+)
+def test_a_pairs_source_walks_as_the_reference(
+    emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...], outer: str | None, held: int
+) -> None:
+    shape = Shape(sides[0], sides[1:], BATCH)
+    monkeypatch.setattr(compiling, "MOST_SHARED", shape._pair_bytes(held))
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: LANES * compiling.PARTS - 1)
+    assert shape.held == held
+    Comparison(FusedWalk).check(sides, sgd(), outer, 1e-12)
+    assert emulated_gpu == ["pair"]
+
+
+def test_lanes_go_in_pairs_where_they_have_no_room_for_more(
+    emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: LANES * compiling.PARTS)
+    Comparison(FusedWalk).check((64, 40, 24, 5), sgd(), None, 1e-12)
+    assert emulated_gpu == ["forward"]
 
 
 @pytest.mark.usefixtures("emulated_gpu")
@@ -105,6 +138,14 @@ def test_the_gpu_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpd
     compared.check(sides, update, outer, 2e-6)
 
 
+@pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")
+@pytest.mark.parametrize("sides", [(64, 40, 24, 5), (132, 20, 70, 16), (784, 128, 128, 10)])
+def test_pairs_of_the_gpu_walk_as_the_reference(monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...]) -> None:
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: 1)
+    assert Shape(sides[0], sides[1:], BATCH).fits_pair(shared_memory(torch.device("cuda")))
+    Comparison(FusedWalk, device=torch.device("cuda"), dtype=torch.float32).check(sides, sgd(), None, 2e-6)
+
+
 def test_what_is_left_to_the_reference_walk() -> None:
     x = torch.zeros(4, 20)
     assert not can_walk(stack((20, 5)), 2, x), "the data are on the CPU"
@@ -113,6 +154,14 @@ def test_what_is_left_to_the_reference_walk() -> None:
     assert not shape.fits(99 * 1024), "a GPU with less shared memory"
     assert not shape.fits_backward(HOPPER), "the walk back is there for one layer"
     assert Shape(192, (120,), 100).fits_backward(HOPPER)
+    assert shape.fits_pair(HOPPER)
+    assert not shape.fits_pair(HOPPER - 1024 * 100), "a GPU with less shared memory"
+    for less_plain in ({"prox": True}, {"sums": True}, {"features": 782}, {"rows": 65}, {"rows": 8}):
+        assert not replace(shape, **less_plain).fits_pair(HOPPER)
+    for outputs in ((128, 10), (129, 128, 10), (128, 129, 10), (128, 128, 17)):
+        assert not replace(shape, outputs=outputs).fits_pair(HOPPER)
+    assert not replace(shape, features=48).fits_pair(HOPPER), "some warps would have no features"
+    assert not replace(shape, features=1024).fits_pair(HOPPER), "more than registers hold"
     assert not replace(Shape(192, (120,), 100), prox=True).fits_backward(HOPPER)
     assert not replace(shape, outputs=(128, 128, 128, 10)).fits(HOPPER), "too many layers"
     assert not replace(shape, features=3072, outputs=(512, 512, 10)).fits(HOPPER), "too large for shared memory"

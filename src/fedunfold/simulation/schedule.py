@@ -5,6 +5,7 @@ does not matter, and a replay meets the same minibatches.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,15 +106,16 @@ class Schedule:
         return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
 
 
-def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
+def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int, threads: int = 1) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
-    minibatch short. `width` is the number of rows they are padded to, whoever is there."""
+    minibatch short. `width` is the number of rows they are padded to, whoever is there; `threads` draw them."""
     order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
     longest = walks[order[0]][1].steps(batch_size)
     rows = np.empty((longest, len(order), width), dtype=np.int32)
     counts = np.zeros((longest, len(order)), dtype=np.int32)
-    for lane, index in enumerate(order):
-        draw, share = walks[index]
+
+    def draw_lane(lane: int) -> None:
+        draw, share = walks[order[lane]]
         rows[:, lane] = share.start
         per_epoch = share.steps(batch_size) // share.epochs
         for epoch in range(share.epochs):
@@ -122,6 +124,13 @@ def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Pl
             padded[: share.size] += draw.permutation(share.key, epoch, share.size)
             rows[steps, lane] = padded.reshape(per_epoch, width)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
+
+    if threads == 1:
+        for lane in range(len(order)):
+            draw_lane(lane)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(draw_lane, range(len(order))))  # raises what a lane raised
     draws = tuple((walks[index][0], walks[index][1].key) for index in order)
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 

@@ -1,4 +1,4 @@
-"""The kernels of `walk.cu`, compiled for one model's shape when they are first needed."""
+"""The kernels of `walk.cu` and `pair.cu`, compiled for one model's shape when they are first needed."""
 
 import logging
 from collections.abc import Sequence
@@ -14,10 +14,16 @@ log = logging.getLogger("fedunfold")
 
 THREADS = 256
 PARTS = 8  # programs of a cluster: what every device with clusters allows
+PAIR, PAIR_THREADS = 2, 256  # the same where tensor cores make the walk
 FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
 MOST_LAYERS = 3
 HERE = Path(__file__).parent
-SOURCES = ("primitives.cuh", "walk.cu")
+Name = Literal["forward", "backward", "pair"]
+SOURCES: dict[Name, str] = {"forward": "walk.cu", "backward": "walk.cu", "pair": "pair.cu"}
+
+# What `pair.cu` can hold: sixteens of features in a warp's registers, and all else in a program's shared memory.
+MOST_HELD = 4
+MOST_SHARED = 227 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,23 +41,25 @@ class Shape:
     def layers(self) -> int:
         return len(self.outputs)
 
-    @property
-    def threads(self) -> int:
+    def threads(self, name: Name) -> int:
         """Of a program. With one layer each has less to do between two waits, and more of them hide these better."""
+        if name == "pair":
+            return PAIR_THREADS
         return 2 * THREADS if self.layers == 1 else THREADS
 
-    @property
-    def sums_of_losses(self) -> int:
+    def sums_of_losses(self, name: Name) -> int:
         """That a launch leaves of every lane: one for each warp."""
-        return PARTS * self.threads // 32
+        return parts(name) * self.threads(name) // 32
 
     @property
     def second(self) -> int:
         """Units of the second of three layers."""
         return self.outputs[1] if self.layers == MOST_LAYERS else 0
 
-    def shared_bytes(self, name: str) -> int:
-        """What a kernel keeps in shared memory; `walk.cu` refuses to compile where this is not so."""
+    def shared_bytes(self, name: Name) -> int:
+        """What a kernel keeps in shared memory; its source refuses to compile where this is not so."""
+        if name == "pair":
+            return self._pair_bytes(self.held)
         slice_, units = _up(_parts(self.features), 8), _up(self.outputs[0], 8)
         padded, own = _up(self.rows, 4), _up(_parts(self.rows), 4)
         minibatch = [padded * slice_, 4 * padded]
@@ -71,20 +79,39 @@ class Shape:
     @property
     def scratch(self) -> int:
         """Numbers that the sums of a lane's first layer need at most while they are in the threads' order."""
-        largest_tile = 64
-        return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + self.threads * largest_tile)
+        largest_tile, threads = 64, self.threads("forward")
+        return PARTS * (_up(_parts(self.features), 8) * _up(self.outputs[0], 8) + threads * largest_tile)
 
     def fits(self, shared_bytes: int) -> bool:
         """Whether the walk can be made by programs with so much shared memory."""
-        small = self.layers <= MOST_LAYERS and self.rows <= self.threads  # a thread reads the label of one row
-        return small and self.shared_bytes("forward") <= shared_bytes
+        reads_labels = self.rows <= self.threads("forward")  # a thread that of one row
+        return self.layers <= MOST_LAYERS and reads_labels and self.shared_bytes("forward") <= shared_bytes
+
+    @property
+    def held(self) -> int:
+        """Sixteens of features whose weights a warp of a pair keeps in registers, because memory does not hold them."""
+        return next((held for held in range(MOST_HELD) if self._pair_bytes(held) <= MOST_SHARED), MOST_HELD)
+
+    def fits_pair(self, shared_bytes: int) -> bool:
+        """Whether the walk can be made by two programs on tensor cores."""
+        plain = self.layers == MOST_LAYERS and not self.prox and not self.sums
+        small = plain and max(self.outputs[:2]) <= 128 and self.outputs[2] <= 16 and 8 < self.rows <= 64
+        whole = self.features % 4 == 0 and self.held < _up(self.features, 16) // 64
+        return small and whole and self.shared_bytes("pair") <= shared_bytes
+
+    def _pair_bytes(self, held: int) -> int:
+        rows, sixteens = _up(self.rows, 8), _up(self.features, 16) // 16
+        units, own, classes = _up(self.outputs[0], 64), _up(self.second, 32) // 2, 16
+        laid = (sixteens + 3) // 4 + (sixteens + 1) // 4 - 2 * held
+        weights = [laid * 16 * units, own * (units + 4), classes * (own + 4), units, own, classes]
+        return _bytes([*weights, rows * (units + 4), rows * (own + 4), rows * (classes + 4), 2 * 4 * rows])
 
     def fits_backward(self, shared_bytes: int) -> bool:
         """The same of the walk back, which is there for one layer."""
         plain = self.layers == 1 and not self.prox
         return plain and self.fits(shared_bytes) and self.shared_bytes("backward") <= shared_bytes
 
-    def macros(self, name: str) -> list[str]:
+    def macros(self, name: Name) -> list[str]:
         values = {
             "LAYERS": self.layers,
             "ROWS": self.rows,
@@ -92,8 +119,9 @@ class Shape:
             "FIRST": self.outputs[0],
             "SECOND": self.second,
             "CLASSES": self.outputs[-1],
-            "PARTS": PARTS,
-            "THREADS": self.threads,
+            "PARTS": parts(name),
+            "THREADS": self.threads(name),
+            "HELD": self.held,
             "PROX": int(self.prox),
             "BALANCED": int(self.balanced),
             "SUMS": int(self.sums),
@@ -107,6 +135,7 @@ class Launch:
     """A kernel with the shared memory it takes."""
 
     kernel: Any
+    programs: int  # of a lane
     threads: int
     shared_bytes: int
     device: torch.device
@@ -116,17 +145,17 @@ class Launch:
         if not all(argument.is_contiguous() for argument in arguments if isinstance(argument, Tensor)):
             raise ValueError("a kernel reads and writes contiguous tensors only.")
         with torch.cuda.device(self.device):
-            self.kernel((lanes * PARTS, 1, 1), (self.threads, 1, 1), list(arguments), self.shared_bytes)
+            self.kernel((lanes * self.programs, 1, 1), (self.threads, 1, 1), list(arguments), self.shared_bytes)
 
 
 @lru_cache(maxsize=64)
-def compiled(name: Literal["forward", "backward"], shape: Shape, device: torch.device) -> Launch:
+def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
     """A kernel for a shape and a device."""
-    source = "".join((HERE / part).read_text(encoding="utf-8") for part in SOURCES)
+    source = "".join((HERE / part).read_text(encoding="utf-8") for part in ("primitives.cuh", SOURCES[name]))
     with torch.cuda.device(device):
         kernel = _compile(source, name, ["--std=c++17", *shape.macros(name)])
         kernel.set_shared_memory_config(shape.shared_bytes(name))
-    return Launch(kernel, shape.threads, shape.shared_bytes(name), device)
+    return Launch(kernel, parts(name), shape.threads(name), shape.shared_bytes(name), device)
 
 
 @lru_cache
@@ -142,6 +171,17 @@ def shared_memory(device: torch.device) -> int:
         return 0
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """Each has room for one program."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def parts(name: Name) -> int:
+    """Programs that make the walk of one lane."""
+    return PAIR if name == "pair" else PARTS
 
 
 def _compile(source: str, name: str, options: list[str]) -> Any:
