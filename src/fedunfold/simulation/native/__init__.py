@@ -2,6 +2,6 @@
 
 from fedunfold.simulation.native.library import is_built
 from fedunfold.simulation.native.rows import Rows
-from fedunfold.simulation.native.walk import NativeWalk, can_walk, read_outer
+from fedunfold.simulation.native.walk import NativeWalk, can_walk, read_outer, read_predictions
 
-__all__ = ["NativeWalk", "Rows", "can_walk", "is_built", "read_outer"]
+__all__ = ["NativeWalk", "Rows", "can_walk", "is_built", "read_outer", "read_predictions"]

@@ -18,7 +18,8 @@ TYPES = {torch.float32: "float", torch.float64: "double"}
 COUNTS = ("layers", "lanes", "steps", "rows", "threads", "start_stride", "along")
 POINTERS = (
     *("sizes", "x", "marks", "background", "overlaps", "labels", "batches", "counts", "means"),
-    *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums", "stopped"),
+    *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums"),
+    *("predicted", "row_losses", "stopped"),
 )
 
 
@@ -37,7 +38,7 @@ def is_built() -> bool:
     return _library() is not None
 
 
-def call(name: Literal["forward", "backward"], dtype: torch.dtype, round: Round, *, is_long: bool) -> None:
+def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, round: Round, *, is_long: bool) -> None:
     """One of the walks, for models of a type. A long one can be interrupted."""
     walk, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}"), ctypes.c_int64(0)
     round.stopped = ctypes.addressof(stopped)
@@ -46,7 +47,7 @@ def call(name: Literal["forward", "backward"], dtype: torch.dtype, round: Round,
         return bool(walk(ctypes.byref(round)))
 
     if _interruptible(work, stopped) if is_long else work():
-        raise MemoryError("there is not enough memory for the local training of a round.")
+        raise MemoryError("there is not enough memory for a round.")
 
 
 def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:

@@ -18,6 +18,8 @@ template <class T> struct Round {
     T* models;               // [lanes × d]: forwards w_k, backwards the adjoint, in place
     T* losses;               // [2 × lanes]
     T* sums;                 // [lanes × d], which outer gradients are added to; null where none are wanted
+    int64_t* predicted;      // [steps × lanes × rows], by `predict` alone, as are the next
+    T* row_losses;           // [steps × lanes × rows]
     const volatile int64_t* stopped;  // not 0 once nobody waits for the round any more
 };
 

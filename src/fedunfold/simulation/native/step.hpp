@@ -54,11 +54,7 @@ template <class T> class Step {
     void walk(int lane_index, Lane<T>& lane, int step, bool seen) {
         begin(lane_index, step);
         T* w = lane.model.data();
-        for (int l = 0; l <= last; l++) {
-            apply(l, w, activations[l]);
-            T* a = activations[l].data();
-            for (long i = 0; l < last && i < (long)rows * layers[l].columns; i++) a[i] = a[i] < 0 ? 0 : a[i];
-        }
+        activate(w);
         const T rate = round.step_sizes[lane_index];
         if (seen && round.sums) {
             differentiate([&](int i) { return outer_coefficient(i); });
@@ -73,6 +69,20 @@ template <class T> class Step {
             for (long i = 0; i < stack.size; i++) w[i] += pull * (lane.anchor[i] - w[i]);
         }
         add(slopes, w);
+    }
+
+    // Of every row the predicted class, the first where logits are alike, and the cross-entropy
+    void predict(int lane_index, const T* w, int step) {
+        begin(lane_index, step);
+        activate(w);
+        const long first = batch - round.batches;
+        const int classes = layers[last].out;
+        for (int i = 0; i < rows; i++) {
+            const T* z = activations[last].row(i);
+            T* shares = slopes[last].row(i);
+            round.predicted[first + i] = std::max_element(z, z + classes) - z;
+            round.row_losses[first + i] = softmax(z, classes, layers[last].columns, round.labels[batch[i]], shares);
+        }
     }
 
     // A step of the walk, keeping what the way back needs of it: activations, and the model but for its first layer.
@@ -169,6 +179,15 @@ template <class T> class Step {
             for (int c = 0; c < layer.columns; c++) row[c] = bias[c] + reached[c] + overlap * shift[c];
         }
         multiply(input(l), lists, model + layer.weight, layer.columns, to.data(), layer.columns, to.data());
+    }
+
+    // a_l = max(0, W_l a_{l−1} + b_l), and the logits in the last layer
+    void activate(const T* w) {
+        for (int l = 0; l <= last; l++) {
+            apply(l, w, activations[l]);
+            T* a = activations[l].data();
+            for (long i = 0; l < last && i < (long)rows * layers[l].columns; i++) a[i] = a[i] < 0 ? 0 : a[i];
+        }
     }
 
     // W_lᵀ += a_{l−1}ᵀ δ_l and b_l += Σ δ_l, in every layer

@@ -45,4 +45,6 @@ int forward_float(const Round<float>* round) { return run(forward<float>, round)
 int forward_double(const Round<double>* round) { return run(forward<double>, round); }
 int backward_float(const Round<float>* round) { return run(backward<float>, round); }
 int backward_double(const Round<double>* round) { return run(backward<double>, round); }
+int predict_float(const Round<float>* round) { return run(predict<float>, round); }
+int predict_double(const Round<double>* round) { return run(predict<double>, round); }
 }

@@ -106,3 +106,12 @@ template <class T> void backward(const Round<T>& round) {
     };
     deal(round, stack, 2, begin, walk, end);
 }
+
+// What one model that does not move, and that all lanes share, makes of every row.
+template <class T> void predict(const Round<T>& round) {
+    const Stack<T> stack(round);
+    const std::vector<T> model = stack.held(round.start);
+    const auto nothing = [](int, Lane<T>&) {};
+    const auto walk = [&](Step<T>& step, int l, Lane<T>&, int s) { step.predict(l, model.data(), s); };
+    deal(round, stack, 1, nothing, walk, nothing);
+}

@@ -63,6 +63,17 @@ class NativeWalk:
         call("backward", start.dtype, self._round(start, adjoint), is_long=self._multiplications >= LONG)
         return adjoint
 
+    def predictions(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of every row of the schedule
+        [S, L, B], at a model w [d] that does not move."""
+        shape = self.schedule.rows.shape
+        predicted, losses = self.y.new_empty(shape), model.new_empty(shape)
+        start = model.contiguous().expand(shape[1], -1)
+        round = self._round(start)
+        round.predicted, round.row_losses = _pointer(predicted, torch.int64, *shape), self._pointer(losses, *shape)
+        call("predict", model.dtype, round, is_long=self._multiplications >= LONG)
+        return predicted, losses
+
     def can_walk_back(self, memory_budget: int) -> bool:
         """Whether what is kept is within the budget: of every step its activations and the layers above the first; of
         every lane the model and the adjoint, and with prox the anchor and its gain."""
@@ -72,7 +83,7 @@ class NativeWalk:
         numbers = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
         return bool(lanes * numbers * self.rows.values.element_size() <= memory_budget)
 
-    def _round(self, start: Tensor, models: Tensor) -> Round:
+    def _round(self, start: Tensor, models: Tensor | None = None) -> Round:
         """All but what a walk leaves beside the models. Whatever is not as compiled code takes it to be is refused."""
         schedule, rows, outer = self.schedule, self.rows, self.outer
         steps, lanes, most_rows = schedule.rows.shape
@@ -126,6 +137,30 @@ def read_outer(
     stack: LinearStack, rows: Rows, y: Tensor, model: Tensor, chosen: np.ndarray, coefficients: Tensor, threads: int
 ) -> tuple[Tensor, Tensor]:
     """Σ_i c_i ce_i(w) over chosen rows at a model w that does not move, and its gradient: a walk in steps of size 0."""
+    schedule = _schedule(chosen, coefficients)
+    lanes = len(schedule.order)
+    ones = coefficients.new_ones(lanes)
+    terms = OuterTerms(OuterLoss("path"), ones, None)
+    gradients = model.new_zeros(lanes, len(model))
+    tally = Tally(ones.new_empty(2, lanes), None, gradients)
+    walk = NativeWalk(stack, rows, y, schedule, ones * 0, sgd(), terms, threads)
+    walk.forward(model.expand(lanes, -1), tally)
+    return tally.losses[1].sum(), gradients.sum(0)
+
+
+def read_predictions(
+    stack: LinearStack, rows: Rows, y: Tensor, model: Tensor, chosen: np.ndarray, threads: int
+) -> tuple[Tensor, Tensor]:
+    """Predicted class and cross-entropy of chosen rows at a model w that does not move."""
+    schedule = _schedule(chosen, model.new_ones(len(chosen)))
+    no_steps = model.new_zeros(len(schedule.order))
+    walk = NativeWalk(stack, rows, y, schedule, no_steps, sgd(), None, threads)
+    predicted, losses = walk.predictions(model)
+    return predicted.flatten()[: len(chosen)], losses.flatten()[: len(chosen)]
+
+
+def _schedule(chosen: np.ndarray, coefficients: Tensor) -> Schedule:
+    """Chosen rows in the order given, dealt out to lanes that only read."""
     lanes = min(READERS, len(chosen))
     steps = -(-len(chosen) // (lanes * READ_AT_ONCE))
     shape = (steps, lanes, READ_AT_ONCE)
@@ -134,14 +169,7 @@ def read_outer(
     left = len(chosen) - READ_AT_ONCE * np.arange(steps * lanes)
     counts = np.clip(left, 0, READ_AT_ONCE).astype(np.int32).reshape(steps, lanes)
     minibatches = torch.from_numpy(batches).view(shape), counts, (), means.view(shape)
-    schedule = Schedule(tuple(range(lanes)), tuple((counts > 0).sum(1).tolist()), *minibatches)
-    ones = coefficients.new_ones(lanes)
-    terms = OuterTerms(OuterLoss("path"), ones, None)
-    gradients = model.new_zeros(lanes, len(model))
-    tally = Tally(ones.new_empty(2, lanes), None, gradients)
-    walk = NativeWalk(stack, rows, y, schedule, ones * 0, sgd(), terms, threads)
-    walk.forward(model.expand(lanes, -1), tally)
-    return tally.losses[1].sum(), gradients.sum(0)
+    return Schedule(tuple(range(lanes)), tuple((counts > 0).sum(1).tolist()), *minibatches)
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
