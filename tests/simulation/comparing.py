@@ -51,6 +51,20 @@ def normal_rows(features: int) -> Tensor:
     return torch.randn(ROWS, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
+def sparse_rows(features: int) -> Tensor:
+    """Rows of zeros but for some numbers, with empty rows and columns among them."""
+    x = normal_rows(features).abs()
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(5)) > 0.2] = 0
+    x[7], x[:, 3] = 0, 0
+    return x
+
+
+def scaled_rows(features: int) -> Tensor:
+    """The same, where every column was moved and stretched: the background is no longer 0."""
+    draw = torch.Generator().manual_seed(6)
+    return sparse_rows(features) * torch.rand(features, generator=draw) - torch.randn(features, generator=draw).double()
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A walk made of `Parts`, somewhere and in some precision, beside the reference in float64 on the CPU."""

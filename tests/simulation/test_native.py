@@ -21,7 +21,7 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import RoundRequest
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds
-from fedunfold.simulation import SimulatedFederation, walks
+from fedunfold.simulation import SimulatedFederation, samples, walks
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native import NativeWalk, Rows, can_walk, is_built, library
 from fedunfold.simulation.native import walk as native_walk
@@ -31,23 +31,19 @@ from fedunfold.unfolding.adjoint import unfold
 from fedunfold.updates import LocalUpdate, momentum, prox, sgd
 from fedunfold.weighting.size import size
 from tests.federations import simulated, tiny
-from tests.simulation.comparing import CASES, CPU, Comparison, learned, normal_rows, stack, unequal
+from tests.simulation.comparing import (
+    CASES,
+    CPU,
+    Comparison,
+    learned,
+    normal_rows,
+    scaled_rows,
+    sparse_rows,
+    stack,
+    unequal,
+)
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
-
-
-def sparse_rows(features: int) -> Tensor:
-    """Rows of zeros but for some numbers, with empty rows and columns among them."""
-    x = normal_rows(features).abs()
-    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(5)) > 0.2] = 0
-    x[7], x[:, 3] = 0, 0
-    return x
-
-
-def scaled_rows(features: int) -> Tensor:
-    """The same, where every column was moved and stretched: the background is no longer 0."""
-    draw = torch.Generator().manual_seed(6)
-    return sparse_rows(features) * torch.rand(features, generator=draw) - torch.randn(features, generator=draw).double()
 
 
 def native(
@@ -114,7 +110,7 @@ def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.Monkey
     x[: data.sizes[0]] *= 1e30
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(walks, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x))
         request = RoundRequest("a", 0, federation.initial_model("a"), sgd(), frozenset({"loss"}))
         try:
@@ -146,7 +142,7 @@ def test_absent_clients_and_the_last_layer_are_read_as_by_torch(
     data = replace(env.load(), x=rows(20))
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(walks, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, data, dtype=torch.float64)
         start = federation.initial_model("a")
         request = RoundRequest("a", 0, start, sgd(), outer=OuterLoss(outer), path_gradient=True)
@@ -189,21 +185,25 @@ def test_a_long_round_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert waited
 
 
-@pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["forward", "backward", "predict"])
 def test_a_round_that_nobody_waits_for_takes_no_step(name: str) -> None:
     walk = native(*Comparison(native)._parts((20, 5), sgd(), "path", CPU, torch.float64))
     start = torch.randn(3, 105, generator=torch.Generator().manual_seed(0)).double()
     left, stopped, losses = start.clone(), ctypes.c_int64(1), torch.zeros(2, 3).double()
     round = walk._round(start, left)
+    predicted, row_losses = torch.zeros(4, 3, 18).long() - 1, torch.zeros(4, 3, 18).double() - 1
     round.stopped, round.losses = ctypes.addressof(stopped), losses.data_ptr()
+    round.predicted, round.row_losses = predicted.data_ptr(), row_losses.data_ptr()
     getattr(library._library(), f"{name}_double")(ctypes.byref(round))
     assert torch.equal(left, start)
     assert not losses.any()
+    assert (predicted == -1).all()
+    assert (row_losses == -1).all()
 
 
 def test_a_learning_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     found = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
-    monkeypatch.setattr(walks, "can_call", lambda x: False)
+    monkeypatch.setattr(samples, "can_call", lambda x: False)
     for expected, ours in zip(learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-14)
 

@@ -19,6 +19,7 @@ from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, se
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.round import Brought, Findings, Round
+from fedunfold.simulation.samples import Samples
 from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.simulation.walks import AnyWalk, Walks
@@ -37,7 +38,7 @@ def _few_threads(
 
     @wraps(verb)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with threads_for(0 if self._walks.are_compiled else self.step_size, self._threads):
+        with threads_for(0 if self._samples.compiled_stack else self.step_size, self._threads):
             return verb(self, *args, **kwargs)
 
     return run
@@ -73,7 +74,7 @@ class SimulatedFederation:
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
         # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
-        self._x, self._y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
+        self._x, y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
@@ -87,8 +88,9 @@ class SimulatedFederation:
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         budget = _memory(self._device) if memory_budget is None else memory_budget
         self._threads = torch.get_num_threads()
-        self._walks = Walks(self._kernel, self._x, self._y, self._rows_at_most, budget, self._threads)
-        self._held = HeldData(data, self._x, self._y, self._kernel, self._walks, environment.batch_size, self._threads)
+        self._samples = Samples(self._kernel, self._x, y, self._threads)
+        self._walks = Walks(self._samples, self._rows_at_most, budget)
+        self._held = HeldData(data, self._samples, environment.batch_size)
         self._ahead: tuple[Clients, Plan] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
@@ -197,11 +199,13 @@ class SimulatedFederation:
 
     @_few_threads
     def evaluate(self, model: Tensor) -> Evaluation:
+        self._check_length(model, "the model")
         return self._held.test(model)
 
     @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:
         """Accuracy of one model on each client's own training data, [K]."""
+        self._check_length(model, "the model")
         clients = np.arange(len(self.clients))
         shared = model.to(self._device, self._dtype).expand(len(clients), -1)
         return torch.tensor(self._held.accuracies(shared, clients), dtype=torch.float64)

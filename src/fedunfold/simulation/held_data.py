@@ -1,5 +1,7 @@
 """All clients' rows and the test set, read by models that do not move: absent clients, the last layer, accuracies."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -9,29 +11,16 @@ from torch import Tensor
 from fedunfold.data.federated import FederatedData
 from fedunfold.errors import InputError
 from fedunfold.federation import Evaluation, RoundRequest
-from fedunfold.simulation.fixed_model import FixedModel
-from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.round import Round
+from fedunfold.simulation.samples import Samples
 from fedunfold.simulation.schedule import sample_coefficients, upload
-from fedunfold.simulation.walks import Walks
-from fedunfold.threads import threads_for
 
 
 class HeldData:
-    """Data on the device and in the precision of `x` and `y`, which are the clients' rows one after the other."""
+    """`samples` are the clients' rows one after the other; the test set is held where and as precisely as they are."""
 
-    def __init__(
-        self,
-        data: FederatedData,
-        x: Tensor,
-        y: Tensor,
-        kernel: Kernel,
-        walks: Walks,
-        batch_size: int,
-        threads: int,
-    ) -> None:
-        self._data, self._x, self._y, self._kernel, self._walks = data, x, y, kernel, walks
-        self._batch_size, self._threads = batch_size, threads
+    def __init__(self, data: FederatedData, samples: Samples, batch_size: int) -> None:
+        self._data, self._samples, self._batch_size = data, samples, batch_size
         self._sizes = np.array(data.sizes)
 
     def outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -41,19 +30,19 @@ class HeldData:
             raise InputError("the request names no outer loss.")
         rows = self._places(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
-        weights = upload(self._minibatch_coefficients(round, clients) * factors, self._x.device, self._x.dtype)
+        x, y = self._samples.x, self._samples.y
+        weights = upload(self._minibatch_coefficients(round, clients) * factors, x.device, x.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
-            weights = weights * class_weights[self._y[upload(rows, self._x.device)]]
-        return self._walks.outer_at(request.model, rows, weights, outer)
+            weights = weights * class_weights[y[upload(rows, y.device)]]
+        return self._samples.outer(request.model, rows, weights, outer)
 
     def losses_at(self, round: Round, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches."""
         out = np.full(len(self._sizes), np.nan)
         if not len(clients):
             return out
-        rows = self._rows(clients)
-        _, losses = self._predictions(round.request.model, self._x[rows], self._y[rows])
+        _, losses = self._samples.predictions(round.request.model, self._places(clients))
         sizes = self._sizes[clients]
         weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
@@ -64,15 +53,15 @@ class HeldData:
         """Accuracy of a model for each client on its own training data."""
         accuracies = []
         for model, k in zip(models, clients, strict=True):
-            rows = slice(self._data.offsets[k], self._data.offsets[k + 1])
-            predicted, _ = self._predictions(model, self._x[rows], self._y[rows])
-            accuracies.append(float((predicted == self._y[rows]).double().mean()))
+            predicted, _ = self._samples.predictions(model, self._places([k]))
+            labels = self._samples.y[self._data.offsets[k] : self._data.offsets[k + 1]]
+            accuracies.append(float((predicted == labels).double().mean()))
         return accuracies
 
     def test(self, model: Tensor) -> Evaluation:
         """A model on the test set."""
-        x, y = self._test
-        predicted, losses = self._predictions(model, x, y)
+        y = self._test.y
+        predicted, losses = self._test.predictions(model)
         right = losses.new_zeros(self._data.classes, dtype=torch.float64).index_add_(0, y, (predicted == y).double())
         *per_class, loss = torch.cat([right, losses.double().mean()[None]]).tolist()  # all that is waited for
         found = torch.tensor(per_class, dtype=torch.float64)
@@ -87,28 +76,18 @@ class HeldData:
             weights = request.class_weights
             if weights.shape != (self._data.classes,):
                 raise InputError(f"there are {weights.numel()} class weights for {self._data.classes} classes.")
-        return None if weights is None else weights.to(self._x)
-
-    def _predictions(self, model: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted class and cross-entropy of every row."""
-        with threads_for(len(y) * len(model), self._threads):
-            return FixedModel(self._kernel, model).predictions(x, y)
+        return None if weights is None else weights.to(self._samples.x)
 
     @cached_property
-    def _test(self) -> tuple[Tensor, Tensor]:
-        return self._data.x_test.to(self._x), self._data.y_test.to(self._y.device)
+    def _test(self) -> Samples:
+        x, y = self._data.x_test.to(self._samples.x), self._data.y_test.to(self._samples.y)
+        return replace(self._samples, x=x.contiguous(), y=y.contiguous())
 
     @cached_property
     def _test_counts(self) -> Tensor:
         return torch.bincount(self._data.y_test, minlength=self._data.classes)
 
-    def _rows(self, clients: np.ndarray) -> Tensor | slice:
-        """Rows of these clients' data; a slice, which copies nothing, where they are all clients."""
-        if len(clients) == len(self._sizes):
-            return slice(None)
-        return upload(self._places(clients), self._x.device)
-
-    def _places(self, clients: np.ndarray) -> np.ndarray:
+    def _places(self, clients: Iterable[int]) -> np.ndarray:
         """Where the rows of these clients are."""
         offsets = self._data.offsets
         return np.concatenate([np.arange(offsets[k], offsets[k + 1], dtype=np.int32) for k in clients])
