@@ -10,10 +10,10 @@ import typer
 
 from fedunfold.cli import options as opt
 from fedunfold.cli.asking import Answers, by_client, widths
-from fedunfold.cli.own_source import WORDS, Found, OwnSource
 from fedunfold.errors import InputError
 
 if TYPE_CHECKING:
+    from fedunfold.cli.own_source import Found
     from fedunfold.environments.drafting import Draft
 
 
@@ -68,6 +68,8 @@ def new(
 
     What is not given is asked for on a terminal, with a default; elsewhere the default is taken.
     """
+    from fedunfold.cli.own_source import WORDS, OwnSource
+
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
     answers = Answers(yes or format == "json")
@@ -99,7 +101,7 @@ def _recipe(out: Path) -> Path:
 
 
 def _draft(
-    name: str, description: str, found: Found, epochs: Mapping[str, int], reliability: Sequence[str], seed: int
+    name: str, description: str, found: "Found", epochs: Mapping[str, int], reliability: Sequence[str], seed: int
 ) -> "Draft":
     """The environment with the training that suits the data."""
     from fedunfold.environments.drafting import Draft, suggested
@@ -138,7 +140,7 @@ def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
     return replace(draft, training=replace(draft.training, **chosen))
 
 
-def _write(out: Path, draft: "Draft", found: Found) -> list[Path]:
+def _write(out: Path, draft: "Draft", found: "Found") -> list[Path]:
     """The environment, after its data; what does not fit is refused before anything is written."""
     from fedunfold.data.own.writing import write_npz, write_recipe
     from fedunfold.environments import Environment
@@ -164,7 +166,7 @@ def _write(out: Path, draft: "Draft", found: Found) -> list[Path]:
     return files
 
 
-def _tell(out: Path, found: Found, files: Sequence[Path], format: opt.Format) -> None:
+def _tell(out: Path, found: "Found", files: Sequence[Path], format: opt.Format) -> None:
     from fedunfold.cli import console
 
     commands = [shlex.join(["fedunfold", *words, str(out)]) for words in (("env", "check"), ("learn",))]

@@ -8,7 +8,6 @@ import typer
 
 from fedunfold.cli import options as opt
 from fedunfold.errors import InputError
-from fedunfold.files import is_folder, is_plain_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,6 +94,7 @@ def theory(
 
 def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.experiments.methods import unknown
+    from fedunfold.files import is_folder, is_plain_file
     from fedunfold.report.run_folder import MODEL
 
     if not is_folder(run):
@@ -115,6 +115,8 @@ def _weights_file(run: Path, name: str | None) -> Path:
 
 
 def _environment_file(run: Path) -> Path:
+    from fedunfold.files import is_plain_file
+
     file = run / "environment.toml"
     if not is_plain_file(file):
         raise InputError(f"{run} has no environment.toml (data in memory?); name the environment with --env.")
