@@ -25,7 +25,7 @@ def test_the_same_draw_again(seed: int, purpose: str, what: list[str | int]) -> 
 def test_permutations_are_those_of_a_generator_of_their_own(
     seed: int, purpose: str, what: list[str | int], size: int
 ) -> None:
-    found = randomness.permutation(size, seed, purpose, *what)
+    found = randomness.permutation(size, randomness.philox_key(seed, purpose, *what))
     assert found.tolist() == randomness.generator(seed, purpose, *what).permutation(size).tolist()
 
 

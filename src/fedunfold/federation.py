@@ -183,3 +183,7 @@ class TrainsTogether(Protocol):
     def train_together(self, requests: Sequence[RoundRequest]) -> Sequence[RoundReport]:
         """What `train` gives for each."""
         ...
+
+    def evaluate_together(self, models: Sequence[Tensor]) -> Sequence[Evaluation]:
+        """What `evaluate` gives for each."""
+        ...

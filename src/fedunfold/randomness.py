@@ -35,11 +35,16 @@ def uniform(seed: int, purpose: str, *parts: str | int) -> float:
 
 def generator(seed: int, purpose: str, *parts: str | int) -> np.random.Generator:
     """A numpy generator of its own (Philox: counter-based, so streams with other keys never overlap)."""
-    return np.random.Generator(np.random.Philox(key=_key(seed, purpose, *parts)))
+    return np.random.Generator(np.random.Philox(key=philox_key(seed, purpose, *parts)))
 
 
-def permutation(size: int, seed: int, purpose: str, *parts: str | int) -> np.ndarray:
-    """What `generator(…).permutation(size)` gives, without the price of a new generator.
+def philox_key(seed: int, purpose: str, *parts: str | int) -> np.ndarray:
+    """The two numbers of 64 bits that a Philox stream begins with."""
+    return np.frombuffer(_digest(seed, purpose, *parts), dtype=np.uint64)
+
+
+def permutation(size: int, key: np.ndarray) -> np.ndarray:
+    """What a new generator with that key gives as `permutation(size)`, without the price of a new generator.
 
     A new Philox asks the system for entropy that a key then overrides, which takes as long as shuffling a thousand
     rows. So every thread has one, and sets it to the beginning of the stream it needs.
@@ -49,7 +54,7 @@ def permutation(size: int, seed: int, purpose: str, *parts: str | int) -> np.nda
         bits = _own.bits = np.random.Philox()
     bits.state = {
         "bit_generator": "Philox",
-        "state": {"counter": np.zeros(4, np.uint64), "key": _key(seed, purpose, *parts)},
+        "state": {"counter": np.zeros(4, np.uint64), "key": key},
         "buffer": np.zeros(4, np.uint64),
         "buffer_pos": 4,
         "has_uint32": 0,
@@ -59,7 +64,3 @@ def permutation(size: int, seed: int, purpose: str, *parts: str | int) -> np.nda
 
 
 _own = threading.local()
-
-
-def _key(seed: int, purpose: str, *parts: str | int) -> np.ndarray:
-    return np.frombuffer(_digest(seed, purpose, *parts), dtype=np.uint64)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -316,17 +316,14 @@ def _after_round(
     requests = [
         algorithm.request(run, t, state.model, needs=rule.needs) for run, state in zip(runs, states, strict=True)
     ]
-    if isinstance(federation, TrainsTogether):
-        reports = federation.train_together(requests)
-    else:
-        reports = [federation.train(request) for request in requests]
+    together = federation if isinstance(federation, TrainsTogether) else None
+    reports = together.train_together(requests) if together else [federation.train(request) for request in requests]
     after = []
     for state, report in zip(states, reports, strict=True):
         sifted = algorithm.sift(report, state.lengths)
         row, remembered = rule(sifted.report, state.rule)
         before = Server(state.model, state.moments, state.memory)
         server, put_together = aggregate(before, sifted.report, row, algorithm)
-        test = federation.evaluate(server.model)
         after.append(
             RunState(
                 server.model,
@@ -335,9 +332,11 @@ def _after_round(
                 remembered,
                 [*state.weights, row],
                 [*state.present, put_together.present],
-                [*state.evaluations, test],
+                state.evaluations,
                 [*state.lengths, sifted.lengths],
                 [*state.set_aside, *sifted.set_aside],
             )
         )
-    return after
+    models = [state.model for state in after]
+    tests = together.evaluate_together(models) if together else [federation.evaluate(model) for model in models]
+    return [replace(state, evaluations=[*state.evaluations, test]) for state, test in zip(after, tests, strict=True)]

@@ -17,7 +17,8 @@ from fedunfold.simulation import SimulatedFederation
 from fedunfold.simulation.fused import FusedWalk
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native import NativeWalk
-from fedunfold.simulation.schedule import Draw, Schedule, Share, plan
+from fedunfold.simulation.plan import plan
+from fedunfold.simulation.schedule import Draw, Schedule, Share
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.unfolding.adjoint import unfold
 from fedunfold.updates import LocalUpdate, nova, prox, sgd

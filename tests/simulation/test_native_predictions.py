@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedunfold.errors import InputError
 from fedunfold.federation import Need, RoundRequest
-from fedunfold.simulation import SimulatedFederation, samples
-from fedunfold.simulation.fixed_model import FixedModel
+from fedunfold.simulation import SimulatedFederation, fixed_model, samples
+from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.native import is_built, library
 from fedunfold.simulation.native import walk as native_walk
 from fedunfold.simulation.samples import Samples
@@ -41,7 +41,7 @@ def check(read: Samples, model: Tensor, places: np.ndarray | None = None, tolera
     """Against torch in float64."""
     some = slice(None) if places is None else torch.from_numpy(places).long()
     x, y = read.x[some].double(), read.y[some]
-    wanted, losses = FixedModel(read.kernel, model).predictions(x, y)
+    (wanted,), (losses,) = fixed_model.predictions(read.kernel, model[None], x, y)
     predicted, found = read.predictions(model.to(read.x), places)
     assert found.dtype == read.x.dtype
     assert torch.equal(predicted, wanted)
@@ -122,7 +122,7 @@ def test_logits_that_overflow_have_no_finite_loss() -> None:
     model = model_for(read).sign().float() * 1e38
     _, losses = read.predictions(model)
     assert not losses.isfinite().any()
-    assert not FixedModel(read.kernel, model).predictions(read.x, read.y)[1].isfinite().any()
+    assert not fixed_model.predictions(read.kernel, model[None], read.x, read.y)[1].isfinite().any()
 
 
 @pytest.mark.parametrize("length", [0, 104, 106, 10_000])
@@ -182,13 +182,12 @@ def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("biased", [True, False])
 def test_torch_tests_only_what_compiled_code_does_not_know(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
-    predictions = FixedModel.predictions
 
-    def note(model: FixedModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        read.append(model)
-        return predictions(model, x, y)
+    def note(kernel: Kernel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        read.append(models)
+        return fixed_model.predictions(kernel, models, x, y)
 
-    monkeypatch.setattr(FixedModel, "predictions", note)
+    monkeypatch.setattr(samples, "predictions", note)
     federation = simulated(tiny(), lambda: nn.Sequential(nn.Linear(5, 3, bias=biased)))
     federation.evaluate(federation.initial_model("a"))
     assert bool(read) != biased

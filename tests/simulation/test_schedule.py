@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedunfold.simulation.schedule import Draw, Schedule, Share, plan, sample_coefficients
+from fedunfold.simulation.plan import plan
+from fedunfold.simulation.schedule import Draw, Schedule, Share, sample_coefficients
 
 KEYS = ("a", "b", "c", "d", "e")
 shares = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=4)

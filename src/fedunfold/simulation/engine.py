@@ -18,9 +18,10 @@ from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundRepor
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.held_data import HeldData
+from fedunfold.simulation.plan import Plan, plan
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
-from fedunfold.simulation.schedule import Draw, Plan, Share, plan, upload
+from fedunfold.simulation.schedule import Draw, Share, upload
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.simulation.walks import AnyWalk, Walks
 from fedunfold.threads import threads_for
@@ -197,10 +198,14 @@ class SimulatedFederation:
         set_flat_model(module, model.cpu())
         return module.eval()
 
-    @_few_threads
     def evaluate(self, model: Tensor) -> Evaluation:
-        self._check_length(model, "the model")
-        return self._held.test(model)
+        return self.evaluate_together([model])[0]
+
+    @_few_threads
+    def evaluate_together(self, models: Sequence[Tensor]) -> list[Evaluation]:
+        for model in models:
+            self._check_length(model, "the model")
+        return self._held.test(torch.stack(list(models)))
 
     @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ data is read once, whatever its number of epochs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,41 +16,39 @@ ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 """As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
 
 
-@dataclass(frozen=True)
-class FixedModel:
-    """A model w [d] that reads data."""
-
-    kernel: Kernel
-    model: Tensor
-
-    def predictions(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted class and cross-entropy of every sample."""
-        parameters = self._parameters()
-        pieces = []
-        for rows, batch in _batches(x, y):
-            logits = self.kernel.logits(parameters, batch)[0]
-            pieces.append((logits.argmax(-1), cross_entropy_values(logits, y[rows])))
-        return torch.cat([predicted for predicted, _ in pieces]), torch.cat([losses for _, losses in pieces])
-
-    def outer(self, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss) -> tuple[Tensor, Tensor]:
-        """Σ_i c_i ℓ^out_i(w), and its gradient in w."""
-        parameters = self._parameters()
-        gradient = [torch.zeros_like(p) for p in parameters]
-        total = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
-        for rows, batch in _batches(x, y):
-            logits, pullback = self.kernel.linearize(parameters, batch)
-            values, slope = outer.values(logits[0], y[rows])
-            total += values @ coefficients[rows]
-            pullback((slope * coefficients[rows, None])[None], gradient)
-        return total, flatten(gradient)[0]
-
-    def _parameters(self) -> Parameters:
-        """Copies: a module may hold its weights within bounds when it is run, and w must not change by that."""
-        return unflatten(self.model[None], self.kernel.shapes + self.kernel.statistics)
+def outer_loss(
+    kernel: Kernel, model: Tensor, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss
+) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i ℓ^out_i(w) at a model w [d], and its gradient in w."""
+    parameters = _parameters(kernel, model[None])
+    gradient = [torch.zeros_like(p) for p in parameters]
+    total = torch.zeros((), dtype=model.dtype, device=model.device)
+    for rows, batch in _batches(x, y):
+        logits, pullback = kernel.linearize(parameters, batch)
+        values, slope = outer.values(logits[0], y[rows])
+        total += values @ coefficients[rows]
+        pullback((slope * coefficients[rows, None])[None], gradient)
+    return total, flatten(gradient)[0]
 
 
-def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Batch]]:
-    at_once = ROWS_AT_ONCE[x.device.type]
+def predictions(kernel: Kernel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Predicted class and cross-entropy of every sample, [R, N], for models [R, d] that read the samples together."""
+    parameters = _parameters(kernel, models)
+    pieces = []
+    for _, batch in _batches(x, y, len(models)):
+        logits = kernel.logits(parameters, batch)
+        pieces.append((logits.argmax(-1), cross_entropy_values(logits, batch.y)))
+    return torch.cat([predicted for predicted, _ in pieces], 1), torch.cat([losses for _, losses in pieces], 1)
+
+
+def _parameters(kernel: Kernel, models: Tensor) -> Parameters:
+    """Copies: a module may hold its weights within bounds when it is run, and w must not change by that."""
+    return unflatten(models, kernel.shapes + kernel.statistics)
+
+
+def _batches(x: Tensor, y: Tensor, models: int = 1) -> Iterator[tuple[slice, Batch]]:
+    at_once = max(1, ROWS_AT_ONCE[x.device.type] // models)
     for begin in range(0, len(y), at_once):
         rows = slice(begin, min(begin + at_once, len(y)))
-        yield rows, Batch(x[rows][None], y[rows][None], [rows.stop - rows.start])
+        shared = x[rows].expand(models, *x[rows].shape), y[rows].expand(models, -1)
+        yield rows, Batch(*shared, [rows.stop - rows.start] * models)

@@ -58,14 +58,17 @@ class HeldData:
             accuracies.append(float((predicted == labels).double().mean()))
         return accuracies
 
-    def test(self, model: Tensor) -> Evaluation:
-        """A model on the test set."""
+    def test(self, models: Tensor) -> list[Evaluation]:
+        """Models [R, d] on the test set."""
         y = self._test.y
-        predicted, losses = self._test.predictions(model)
-        right = losses.new_zeros(self._data.classes, dtype=torch.float64).index_add_(0, y, (predicted == y).double())
-        *per_class, loss = torch.cat([right, losses.double().mean()[None]]).tolist()  # all that is waited for
-        found = torch.tensor(per_class, dtype=torch.float64)
-        return Evaluation(float(found.sum() / len(y)), loss, found / self._test_counts)
+        predicted, losses = self._test.predictions_together(models)
+        right = losses.new_zeros(len(models), self._data.classes, dtype=torch.float64)
+        right.index_add_(1, y, (predicted == y).double())
+        found = torch.cat([right, losses.double().mean(1, keepdim=True)], 1).cpu()  # all that is waited for
+        return [
+            Evaluation(float(per_class.sum() / len(y)), float(loss), per_class / self._test_counts)
+            for per_class, loss in zip(found[:, :-1], found[:, -1], strict=True)
+        ]
 
     def class_weights(self, request: RoundRequest) -> Tensor | None:
         """Those of the outer loss [C], the server's where it sends them."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss
-from fedunfold.simulation.fixed_model import FixedModel
+from fedunfold.simulation.fixed_model import outer_loss, predictions
 from fedunfold.simulation.kernel import Kernel
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native import Rows, read_outer, read_predictions
@@ -49,7 +50,7 @@ class Samples:
             return read_outer(stack, self.rows, self.y, model, places, coefficients, self.threads)
         some = self._some(places)
         with threads_for(len(places) * len(model), self.threads):
-            return FixedModel(self.kernel, model).outer(self.x[some], self.y[some], coefficients, loss)
+            return outer_loss(self.kernel, model, self.x[some], self.y[some], coefficients, loss)
 
     def predictions(self, model: Tensor, places: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of some rows, or of all."""
@@ -60,7 +61,15 @@ class Samples:
             return read_predictions(stack, self.rows, self.y, model, places, self.threads)
         some = self._some(places)
         with threads_for(len(places) * len(model), self.threads):
-            return FixedModel(self.kernel, model).predictions(self.x[some], self.y[some])
+            predicted, losses = predictions(self.kernel, model[None], self.x[some], self.y[some])
+            return predicted[0], losses[0]
+
+    def predictions_together(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of all rows, [R, N], for models [R, d]; a GPU has them read side by side."""
+        if self.x.device.type != "cpu":
+            return predictions(self.kernel, models, self.x, self.y)
+        predicted, losses = zip(*(self.predictions(model) for model in models), strict=True)
+        return torch.stack(predicted), torch.stack(losses)
 
     def _some(self, places: np.ndarray) -> Tensor | slice:
         """Places as an index; a slice, which copies nothing, where none between them is left out."""

@@ -5,7 +5,6 @@ does not matter, and a replay meets the same minibatches.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,11 @@ class Draw:
 
     def permutation(self, key: str, epoch: int, size: int) -> np.ndarray:
         """The order in which client `key` meets its samples in an epoch of this round."""
-        return randomness.permutation(size, self.seed, "minibatches", self.run, self.round, key, epoch)
+        return randomness.permutation(size, self.philox_key(key, epoch))
+
+    def philox_key(self, key: str, epoch: int) -> np.ndarray:
+        """That of the stream which this order is drawn from."""
+        return randomness.philox_key(self.seed, "minibatches", self.run, self.round, key, epoch)
 
     def noise(self, key: str, step: int) -> int:
         """A seed for what a model draws itself in a step of client `key`, such as dropout."""
@@ -69,30 +72,8 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Minibatches of several clients side by side, clients with more steps first.
-
-    `rows[S, L, B]` are rows of the data, `counts[S, L]` how many of them are real; `order[l]` is the client in
-    lane l, and the first `active[τ]` lanes still train at step τ. `draws[l]` are that lane's draw and client key.
-    """
-
-    order: tuple[int, ...]
-    active: tuple[int, ...]
-    rows: np.ndarray
-    counts: np.ndarray
-    draws: tuple[tuple[Draw, str], ...]
-
-    def on(self, device: torch.device, dtype: torch.dtype) -> "Schedule":
-        """The plan where a walk needs it."""
-        rows, counts = upload(self.rows, device), upload(self.counts, device)[..., None]
-        real = torch.arange(self.rows.shape[2], device=device) < counts
-        means = real.to(dtype) / counts.clamp(min=1)
-        return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
-
-
-@dataclass(frozen=True)
 class Schedule:
-    """A plan with `rows` and `means[S, L, B]`, 1/|b| for real rows and 0 for padding, on the device of a walk."""
+    """A `Plan` with `rows` and `means[S, L, B]`, 1/|b| for real rows and 0 for padding, on the device of a walk."""
 
     order: tuple[int, ...]
     active: tuple[int, ...]
@@ -104,35 +85,6 @@ class Schedule:
     def seeds(self, step: int) -> list[int]:
         """For what the models of the lanes that still train draw themselves in a step."""
         return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
-
-
-def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int, threads: int = 1) -> Plan:
-    """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
-    minibatch short. `width` is the number of rows they are padded to, whoever is there; `threads` draw them."""
-    order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
-    longest = walks[order[0]][1].steps(batch_size)
-    rows = np.empty((longest, len(order), width), dtype=np.int32)
-    counts = np.zeros((longest, len(order)), dtype=np.int32)
-
-    def draw_lane(lane: int) -> None:
-        draw, share = walks[order[lane]]
-        rows[:, lane] = share.start
-        per_epoch = share.steps(batch_size) // share.epochs
-        for epoch in range(share.epochs):
-            steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
-            padded = np.full(per_epoch * width, share.start, dtype=np.int32)
-            padded[: share.size] += draw.permutation(share.key, epoch, share.size)
-            rows[steps, lane] = padded.reshape(per_epoch, width)
-            counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
-
-    if threads == 1:
-        for lane in range(len(order)):
-            draw_lane(lane)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(draw_lane, range(len(order))))  # raises what a lane raised
-    draws = tuple((walks[index][0], walks[index][1].key) for index in order)
-    return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
 def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:

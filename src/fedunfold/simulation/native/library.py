@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
 
+import numpy as np
 import torch
 
 log = logging.getLogger("fedunfold")
@@ -48,6 +49,19 @@ def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, ro
 
     if _interruptible(work, stopped) if is_long else work():
         raise MemoryError("there is not enough memory for a round.")
+
+
+def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
+    """Orders of rows; `shuffling.py` says of what."""
+    _, lanes, width = rows.shape
+    arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
+    if not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays):
+        raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
+    library = _library()
+    assert library is not None
+    places = [ctypes.c_void_p(array.ctypes.data) for array in (rows, keys, epochs)]
+    if library.shuffle_rows(places[0], *map(ctypes.c_int64, (lanes, width)), *places[1:], ctypes.c_int64(len(keys))):
+        raise MemoryError("there is not enough memory for the minibatches of a round.")
 
 
 def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -24,14 +25,15 @@
 namespace {
 constexpr int BYTES = 32;  // of a vector
 #include "products.hpp"
+#include "shuffle.hpp"
 #include "softmax.hpp"
 #include "stack.hpp"
 #include "step.hpp"
 #include "walk.hpp"
 
-template <class T> int run(void (*walk)(const Round<T>&), const Round<T>* round) {
+template <class Work> int run(Work work) {
     try {
-        walk(*round);
+        work();
         return 0;
     } catch (...) {  // memory that is not there; nothing else is thrown
         return 1;
@@ -41,10 +43,13 @@ template <class T> int run(void (*walk)(const Round<T>&), const Round<T>* round)
 
 extern "C" {
 int64_t round_bytes() { return sizeof(Round<float>); }
-int forward_float(const Round<float>* round) { return run(forward<float>, round); }
-int forward_double(const Round<double>* round) { return run(forward<double>, round); }
-int backward_float(const Round<float>* round) { return run(backward<float>, round); }
-int backward_double(const Round<double>* round) { return run(backward<double>, round); }
-int predict_float(const Round<float>* round) { return run(predict<float>, round); }
-int predict_double(const Round<double>* round) { return run(predict<double>, round); }
+int forward_float(const Round<float>* round) { return run([=] { forward(*round); }); }
+int forward_double(const Round<double>* round) { return run([=] { forward(*round); }); }
+int backward_float(const Round<float>* round) { return run([=] { backward(*round); }); }
+int backward_double(const Round<double>* round) { return run([=] { backward(*round); }); }
+int predict_float(const Round<float>* round) { return run([=] { predict(*round); }); }
+int predict_double(const Round<double>* round) { return run([=] { predict(*round); }); }
+int shuffle_rows(int32_t* rows, int64_t lanes, int64_t width, const uint64_t* keys, const int64_t* epochs, int64_t count) {
+    return run([=] { shuffle_epochs(rows, lanes, width, keys, epochs, count); });
+}
 }

@@ -1,0 +1,62 @@
+// Orders of rows as numpy draws them: a Philox4x64-10 stream (Salmon et al. 2011), and swaps from the last place to the
+// first, each with a place drawn from those up to it: as many bits as its number has, again until they are not more.
+
+class Philox {
+  public:
+    static constexpr int BLOCKS = 4, AT_ONCE = 8 * BLOCKS;  // so many blocks keep a processor busy
+
+    explicit Philox(const uint64_t* key) : key{key[0], key[1]} {}
+
+    // The next numbers of 32 bits: of four numbers of 64 bits in a block, each its lower half first, as in memory.
+    void draw(uint32_t (&numbers)[AT_ONCE]) {
+        uint64_t a[BLOCKS], b[BLOCKS] = {}, c[BLOCKS] = {}, d[BLOCKS] = {}, k = key[0], l = key[1];
+        for (int n = 0; n < BLOCKS; n++) a[n] = ++counter;  // never so many that its upper three numbers count
+        for (int round = 0; round < 10; round++, k += 0x9E3779B97F4A7C15, l += 0xBB67AE8584CAA73B)
+            for (int n = 0; n < BLOCKS; n++) {
+                const unsigned __int128 left = (unsigned __int128)0xD2E7470EE14C6C93 * a[n];
+                const unsigned __int128 right = (unsigned __int128)0xCA5A826395121157 * c[n];
+                a[n] = (uint64_t)(right >> 64) ^ b[n] ^ k, b[n] = right;
+                c[n] = (uint64_t)(left >> 64) ^ d[n] ^ l, d[n] = left;
+            }
+        for (int n = 0; n < BLOCKS; n++) {
+            const uint64_t block[4] = {a[n], b[n], c[n], d[n]};
+            std::memcpy(numbers + 8 * n, block, sizeof block);
+        }
+    }
+
+  private:
+    const uint64_t key[2];
+    uint64_t counter = 0;
+};
+
+// An order of 0 … size − 1, where `places` has room for as many.
+inline void shuffle(int32_t* order, uint32_t* places, long size, Philox random) {
+    uint32_t numbers[Philox::AT_ONCE], mask = ~0u;
+    for (long last = size - 1; last > 0;) {
+        random.draw(numbers);
+        for (int n = 0; n < Philox::AT_ONCE && last > 0; n++) {
+            while (mask / 2 >= last) mask /= 2;
+            const uint32_t drawn = numbers[n] & mask;
+            places[last] = drawn;
+            last -= drawn <= last;  // without a branch, which would be foreseen no better than a coin
+        }
+    }
+    std::iota(order, order + size, 0);
+    for (long last = size - 1; last > 0; last--) std::swap(order[last], order[places[last]]);
+}
+
+// Epochs are lane, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
+// many places after it, in the order drawn with its key.
+inline void shuffle_epochs(int32_t* rows, long lanes, long width, const uint64_t* keys, const int64_t* epochs, long count) {
+    std::vector<int32_t> order;
+    std::vector<uint32_t> places;
+    for (const int64_t* epoch = epochs; epoch < epochs + 3 * count; epoch += 3, keys += 2) {
+        order.resize(epoch[2]), places.resize(epoch[2]);
+        shuffle(order.data(), places.data(), epoch[2], Philox(keys));
+        int32_t* row = rows + (epoch[1] * lanes + epoch[0]) * width;
+        for (long begin = 0; begin < (long)order.size(); begin += width, row += lanes * width) {
+            const long end = std::min(begin + width, (long)order.size());
+            for (long i = begin; i < end; i++) row[i - begin] += order[i];
+        }
+    }
+}
