@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from fedunfold.federation import (
 )
 from fedunfold.robust import Aggregator, mean
 from fedunfold.run_state import RunState, fingerprint, load_states, save_states
-from fedunfold.screening import Screen, SetAside, Sifted, check_screen, sift
+from fedunfold.screening import Screen, SetAside, Sifted, check_screen, measured, sift
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.threads import threads_for
 from fedunfold.updates import LocalUpdate, sgd
@@ -97,10 +98,11 @@ class Algorithm:
             **more,
         )
 
-    def sift(self, report: RoundReport, past: Sequence[Tensor]) -> Sifted:
-        """The report without what is set aside; `past` are the lengths of the updates in the rounds before."""
+    def sift(self, report: RoundReport, past: Sequence[Tensor], norms: np.ndarray | None = None) -> Sifted:
+        """The report without what is set aside; `past` are the lengths of the updates in the rounds before, and `norms`
+        those of this one where they have been measured."""
         same_steps = self.update.normalise_steps or self.update.accumulate
-        return sift(report, self.screen, past, same_steps=same_steps)
+        return sift(report, self.screen, past, same_steps=same_steps, norms=norms)
 
 
 def check_algorithm(given: object) -> None:
@@ -135,7 +137,15 @@ class Aggregation:
 
 
 def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm) -> tuple[Server, Aggregation]:
-    """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
+    """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1), which is finite."""
+    after, put_together = _aggregated(server, report, weights, algorithm)
+    _check_finite([after.model], report.round, algorithm)
+    return after, put_together
+
+
+def _aggregated(
+    server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm
+) -> tuple[Server, Aggregation]:
     absent, step_size = algorithm.absent, algorithm.step_size(report.round)
     entering = contributions(report, absent, server.memory)
     if not makes_step(report.present, absent):
@@ -155,12 +165,16 @@ def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: A
         # Running statistics are averaged: no server optimiser, no step size, none from memory.
         tail = slice(-report.statistics, None)
         model = torch.cat([model[: -report.statistics], server.model[tail] + moved[tail]])
-    if not math.isfinite(float(model.sum())):
+    return Server(model, moments, entering.memory), put_together
+
+
+def _check_finite(models: Sequence[Tensor], round: int, algorithm: Algorithm) -> None:
+    """Of several models at once, because a GPU has to be waited for."""
+    if not torch.stack([model.sum() for model in models]).isfinite().all():
         raise DivergenceError(
-            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the "
+            f"round {round}: the aggregated model is not finite; lower the learning rate of the "
             f"server (now {algorithm.server.lr}) or of the clients."
         )
-    return Server(model, moments, entering.memory), put_together
 
 
 @dataclass(frozen=True)
@@ -319,11 +333,11 @@ def _after_round(
     together = federation if isinstance(federation, TrainsTogether) else None
     reports = together.train_together(requests) if together else [federation.train(request) for request in requests]
     after = []
-    for state, report in zip(states, reports, strict=True):
-        sifted = algorithm.sift(report, state.lengths)
+    for state, report, norms in zip(states, reports, measured(reports), strict=True):
+        sifted = algorithm.sift(report, state.lengths, norms)
         row, remembered = rule(sifted.report, state.rule)
         before = Server(state.model, state.moments, state.memory)
-        server, put_together = aggregate(before, sifted.report, row, algorithm)
+        server, put_together = _aggregated(before, sifted.report, row, algorithm)
         after.append(
             RunState(
                 server.model,
@@ -338,5 +352,6 @@ def _after_round(
             )
         )
     models = [state.model for state in after]
+    _check_finite(models, t, algorithm)
     tests = together.evaluate_together(models) if together else [federation.evaluate(model) for model in models]
     return [replace(state, evaluations=[*state.evaluations, test]) for state, test in zip(after, tests, strict=True)]

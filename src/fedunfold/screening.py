@@ -83,16 +83,25 @@ def usable(updates: Tensor) -> Tensor:
     return torch.isfinite(updates.norm(dim=1))
 
 
-def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_steps: bool = False) -> Sifted:
+def sift(
+    report: RoundReport,
+    screen: Screen,
+    past: Sequence[Tensor],
+    *,
+    same_steps: bool = False,
+    norms: np.ndarray | None = None,
+) -> Sifted:
     """Look at a round's updates, and set aside those that cannot be used.
 
-    `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike.
+    `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike. `norms`
+    are what `measured` gives for this report, if it has been asked already.
     """
     lengths = np.full(len(report.keys), math.nan)
     reasons = dict(report.refused)
     if report.hidden is None:
         there = np.flatnonzero(report.present.numpy())
-        norms, finite = _measured(report)
+        norms = measured([report])[0] if norms is None else norms
+        finite = usable(report.updates).cpu().numpy() if report.statistics else np.isfinite(norms)
         own = np.ones(len(there)) if same_steps else np.maximum(report.steps.numpy()[there], 1)
         found = np.log(np.maximum(norms / np.sqrt(own), NOTHING))
         if len(there) and not finite.any():
@@ -120,12 +129,11 @@ def sift(report: RoundReport, screen: Screen, past: Sequence[Tensor], *, same_st
     return Sifted(report, torch.from_numpy(lengths), set_aside)
 
 
-def _measured(report: RoundReport) -> tuple[np.ndarray, np.ndarray]:
-    """‖Δ_k‖ [P] and which of them are usable."""
+def measured(reports: Sequence[RoundReport]) -> list[np.ndarray]:
+    """‖Δ_k‖ [P] of every report, waited for once."""
     # Running statistics are no part of a step, and may be far larger than one.
-    trained = report.updates[:, : report.updates.shape[1] - report.statistics]
-    norms = trained.norm(dim=1).cpu().double().numpy()
-    return norms, usable(report.updates).cpu().numpy() if report.statistics else np.isfinite(norms)
+    norms = [report.updates[:, : report.updates.shape[1] - report.statistics].norm(dim=1) for report in reports]
+    return np.split(torch.cat(norms).cpu().double().numpy(), np.cumsum([len(own) for own in norms])[:-1])
 
 
 def _range(found: np.ndarray, past: Sequence[Tensor]) -> tuple[float, float]:

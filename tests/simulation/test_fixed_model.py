@@ -23,7 +23,7 @@ from tests.simulation.comparing import normal_rows, stack
     ],
 )
 def test_models_predict_together_what_each_predicts_alone(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fixed_model.ROWS_AT_ONCE, "cpu", 30)  # 73 rows in eight pieces of three models, three of one
+    monkeypatch.setitem(fixed_model.ROWS_AT_ONCE, "cpu", 30)  # of 73
     draw = torch.Generator().manual_seed(5)
     x, y = normal_rows(20), torch.randint(0, 5, (73,), generator=draw)
     size = sum(shape.numel() for shape in kernel.shapes)

@@ -143,7 +143,8 @@ def test_the_gpu_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpd
 def test_pairs_of_the_gpu_walk_as_the_reference(monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...]) -> None:
     monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: 1)
     assert Shape(sides[0], sides[1:], BATCH).fits_pair(shared_memory(torch.device("cuda")))
-    Comparison(FusedWalk, device=torch.device("cuda"), dtype=torch.float32).check(sides, sgd(), None, 2e-6)
+    # Tensor cores cut off what a sum has no room for, where others round it: some ten times the error.
+    Comparison(FusedWalk, device=torch.device("cuda"), dtype=torch.float32).check(sides, sgd(), None, 1e-5)
 
 
 def test_what_is_left_to_the_reference_walk() -> None:

@@ -13,22 +13,27 @@ from fedunfold.simulation.schedule import Draw, Share
 compiled = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
 
 
-def shuffled(sizes: list[int], width: int, seed: int, *, by_numpy: bool) -> np.ndarray:
+def shuffled(sizes: list[int], width: int, seed: int, *, by_numpy: bool, threads: int = 1) -> np.ndarray:
     """Epochs of other sizes in lanes beside each other, from the second step on; rows begin at 1000 · lane."""
     steps = 1 + max(-(-size // width) for size in sizes)
     rows = np.empty((steps, len(sizes), width), dtype=np.int32)
     rows[:] = 1000 * np.arange(len(sizes), dtype=np.int32)[:, None]
     keys = np.array([randomness.philox_key(seed, "test", lane) for lane in range(len(sizes))])
     epochs = np.array([(lane, 1, size) for lane, size in enumerate(sizes)])
-    (shuffling._shuffle_by_numpy if by_numpy else library.shuffle)(rows, keys, epochs)
+    if by_numpy:
+        shuffling._shuffle_by_numpy(rows, keys, epochs)
+    else:
+        library.shuffle(rows, keys, epochs, threads)
     return rows
 
 
 @compiled
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=5), st.integers(1, 60), st.integers(0, 10**6))
-def test_compiled_code_draws_as_numpy(sizes: list[int], width: int, seed: int) -> None:
-    found, expected = (shuffled(sizes, width, seed, by_numpy=by_numpy) for by_numpy in (False, True))
-    assert (found == expected).all()
+@given(
+    st.lists(st.integers(0, 700), min_size=1, max_size=5), st.integers(1, 60), st.integers(0, 10**6), st.integers(1, 4)
+)
+def test_compiled_code_draws_as_numpy(sizes: list[int], width: int, seed: int, threads: int) -> None:
+    found = shuffled(sizes, width, seed, by_numpy=False, threads=threads)
+    assert (found == shuffled(sizes, width, seed, by_numpy=True)).all()
 
 
 @compiled

@@ -18,10 +18,10 @@ from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundRepor
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.held_data import HeldData
-from fedunfold.simulation.plan import Plan, plan
+from fedunfold.simulation.plan import plan
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
-from fedunfold.simulation.schedule import Draw, Share, upload
+from fedunfold.simulation.schedule import Draw, Schedule, Share, upload
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.simulation.walks import AnyWalk, Walks
 from fedunfold.threads import threads_for
@@ -92,7 +92,7 @@ class SimulatedFederation:
         self._samples = Samples(self._kernel, self._x, y, self._threads)
         self._walks = Walks(self._samples, self._rows_at_most, budget)
         self._held = HeldData(data, self._samples, environment.batch_size)
-        self._ahead: tuple[Clients, Plan] | None = None
+        self._ahead: tuple[Clients, Schedule] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -148,7 +148,8 @@ class SimulatedFederation:
             round = self._gather(round, brought, found)
         if found.absent_loss is not None:
             found.outer_loss += self._finite(found.absent_loss, round)
-        refused = {self.data.keys[k]: NOT_FINITE for k in np.setdiff1d(asked, round.there)}
+        set_aside = np.setdiff1d(asked, round.there) if len(asked) != len(round.there) else ()
+        refused = {self.data.keys[k]: NOT_FINITE for k in set_aside}
         needs = request.needs
         if "start_loss" in needs:
             asked = np.arange(len(self.clients)) if request.absent_loss == "evaluate" else round.there
@@ -156,7 +157,7 @@ class SimulatedFederation:
         return RoundReport(
             round=request.round,
             keys=self.data.keys,
-            sizes=torch.tensor(self._sizes),
+            sizes=torch.from_numpy(self._sizes.copy()),
             present=torch.from_numpy(round.present),
             steps=torch.from_numpy(np.where(round.present, round.steps, 0)),
             updates=found.updates,
@@ -244,7 +245,7 @@ class SimulatedFederation:
         """The local walk of the present clients."""
         request = rounds[0].request
         clients = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._plan(clients).on(self._device, self._dtype)
+        schedule = self._schedule(clients)
         lanes = list(schedule.order)
         columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
         if request.outer is not None:
@@ -261,11 +262,11 @@ class SimulatedFederation:
         """Torch's, as many as its steps are worth; compiled code has its own."""
         return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
 
-    def _plan(self, clients: Clients) -> Plan:
+    def _schedule(self, clients: Clients) -> Schedule:
         """The minibatches of clients, unless `_look_ahead` has drawn them already."""
         if self._ahead is not None and self._ahead[0] == clients:
             return self._ahead[1]
-        return plan(clients, self.environment.batch_size, self._rows_at_most)
+        return plan(clients, self.environment.batch_size, self._rows_at_most).on(self._device, self._dtype)
 
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
@@ -275,7 +276,7 @@ class SimulatedFederation:
         following = [self._round(request, self._present(self._draw(request))) for request in requests]
         clients = [walk for round in following for walk in round.walks(round.there)]
         if clients:
-            self._ahead = clients, self._plan(clients)
+            self._ahead = clients, self._schedule(clients)
 
     @property
     def _statistics(self) -> int:
@@ -314,7 +315,7 @@ class SimulatedFederation:
     def _gather(self, round: Round, brought: Brought, found: Findings) -> Round:
         """What the present clients' training brought; the round without those whose numbers are not finite."""
         request = round.request
-        finite = np.isfinite(np.delete(brought.numbers.numpy(), 1, 0)).all(0)  # whatever the outer loss is
+        finite = np.isfinite(brought.numbers.numpy()[[0, 2]]).all(0)  # whatever the outer loss is
         if not finite.all():
             self._refuse_divergence(finite, round)
             brought, round = brought.of(torch.from_numpy(finite)), round.of(finite)

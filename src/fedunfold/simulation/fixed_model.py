@@ -47,7 +47,7 @@ def _parameters(kernel: Kernel, models: Tensor) -> Parameters:
 
 
 def _batches(x: Tensor, y: Tensor, models: int = 1) -> Iterator[tuple[slice, Batch]]:
-    at_once = max(1, ROWS_AT_ONCE[x.device.type] // models)
+    at_once = ROWS_AT_ONCE[x.device.type]
     for begin in range(0, len(y), at_once):
         rows = slice(begin, min(begin + at_once, len(y)))
         shared = x[rows].expand(models, *x[rows].shape), y[rows].expand(models, -1)

@@ -45,7 +45,7 @@ class Draw:
         replacement)."""
         there = np.array(
             [
-                randomness.uniform(self.seed, "presence", self.run, self.round, key) < p
+                p >= 1 or randomness.uniform(self.seed, "presence", self.run, self.round, key) < p
                 for key, p in zip(keys, reliability, strict=True)
             ]
         )

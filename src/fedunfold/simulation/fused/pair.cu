@@ -63,21 +63,30 @@ __device__ __forceinline__ Right right_tile(const real* p, int down, int across)
     return right(p[0], p[down]);
 }
 
-// sum[n] = Σ_k left(k) right(k, n).
-template <int DEPTH, int N, class L, class R>
-__device__ __forceinline__ void products(real (&sum)[1][N][4], L left_at, R right_at) {
+template <int N>
+__device__ __forceinline__ void clear(real (&sum)[1][N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[0][n][i] = 0;
-#pragma unroll 4
-    for (int k = 0; k < DEPTH; ++k) {
-        Left a[1] = {left_at(k)};
-        Right b[N];
+}
+
+// sum[n] += left right(n).
+template <int N, class R>
+__device__ __forceinline__ void add_row(real (&sum)[1][N][4], Left left, R right_at) {
+    Left a[1] = {left};
+    Right b[N];
 #pragma unroll
-        for (int n = 0; n < N; ++n) b[n] = right_at(k, n);
-        add_products(sum, a, b);
-    }
+    for (int n = 0; n < N; ++n) b[n] = right_at(n);
+    add_products(sum, a, b);
+}
+
+// sum[n] = Σ_k left(k) right(k, n).
+template <int DEPTH, int N, class L, class R>
+__device__ __forceinline__ void products(real (&sum)[1][N][4], L left_at, R right_at) {
+    clear(sum);
+#pragma unroll 4
+    for (int k = 0; k < DEPTH; ++k) add_row(sum, left_at(k), [&](int n) { return right_at(k, n); });
 }
 
 // give(row, column, value) for what this thread has of a sum's tile that begins there.
@@ -346,7 +355,7 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
     constexpr int WIDE = (DEEP + 1) / 2;      // tiles of rows for a half of the warps
     constexpr int BELOW = UNITS / 8 / 2;      // tiles of a₁'s units for it
     int m = quarter(), from = half() * WIDE;  // tile of own units, first tile of rows
-    bool has_units = 16 * m < OWN;
+    bool has_units = OWN == 16 * QUARTERS || 16 * m < OWN;
     // With an odd number of tiles, the last of the second half is there twice; all that it changes is written once.
     auto tile_of_rows = [&](int n) { return from + n < DEEP ? from + n : DEEP - 1; };
 
@@ -402,14 +411,20 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
     for (int c = thread(); c < CLASSES; c += THREADS) s.bias3[c] -= rate * column(s.top + c, STRIDE3);
     block_sync();
 
+    // Both in one loop, because each alone would wait for its own products.
     real second[1][BELOW][4], back[1][DEEP][4];
-    bool has_inputs = 16 * warp() < UNITS;
-    if (has_units)
-        products<DEEP>(second, [&](int k) { return left_tile(s.a2 + 8 * k * STRIDE2 + 16 * m, 1, STRIDE2); },
-                 [&](int k, int n) { return right_tile(s.z + 8 * k * STRIDE1 + 8 * (half() * BELOW + n), STRIDE1, 1); });
-    if (has_inputs)
-        products<OWN / 8>(back, [&](int k) { return left_tile(s.second + 8 * k * STRIDE1 + 16 * warp(), 1, STRIDE1); },
-                 [&](int k, int n) { return right_tile(s.a2 + 8 * n * STRIDE2 + 8 * k, 1, STRIDE2); });
+    bool has_inputs = UNITS == 16 * HALVES * QUARTERS || 16 * warp() < UNITS;
+    clear(second), clear(back);
+#pragma unroll 1
+    for (int k = 0; k < DEEP || k < OWN / 8; ++k) {
+        if (k < DEEP && has_units)
+            add_row(second, left_tile(s.a2 + 8 * k * STRIDE2 + 16 * m, 1, STRIDE2), [&](int n) {
+                return right_tile(s.z + 8 * k * STRIDE1 + 8 * (half() * BELOW + n), STRIDE1, 1);
+            });
+        if (k < OWN / 8 && has_inputs)
+            add_row(back, left_tile(s.second + 8 * k * STRIDE1 + 16 * warp(), 1, STRIDE1),
+                    [&](int n) { return right_tile(s.a2 + 8 * n * STRIDE2 + 8 * k, 1, STRIDE2); });
+    }
     for (int u = thread(); u < OWN; u += THREADS) s.bias2[u] -= rate * column(s.a2 + u, STRIDE2);
     block_sync();
     if (has_units)
@@ -508,7 +523,8 @@ pair(const real* x, const long long* y, const int* rows, const real* means, cons
                 own.put(j + n, w);
             }
         });
-        for (int u = thread(); u < FIRST; u += THREADS) s.bias1[u] -= rate * column(s.z + u, STRIDE1);
+        // From the last thread on: the first half of the warps may have more features.
+        for (int u = THREADS - 1 - thread(); u < FIRST; u += THREADS) s.bias1[u] -= rate * column(s.z + u, STRIDE1);
         block_sync();
     }
     real* after = parameters + (long long)lane * SIZE;

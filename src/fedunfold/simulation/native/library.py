@@ -51,7 +51,7 @@ def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, ro
         raise MemoryError("there is not enough memory for a round.")
 
 
-def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
+def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
     """Orders of rows; `shuffling.py` says of what."""
     _, lanes, width = rows.shape
     arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
@@ -59,8 +59,9 @@ def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
         raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
     library = _library()
     assert library is not None
-    places = [ctypes.c_void_p(array.ctypes.data) for array in (rows, keys, epochs)]
-    if library.shuffle_rows(places[0], *map(ctypes.c_int64, (lanes, width)), *places[1:], ctypes.c_int64(len(keys))):
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (rows, keys, epochs)]
+    counts = [ctypes.c_int64(count) for count in (lanes, width, len(keys), threads)]
+    if library.shuffle_rows(pointers[0], *counts[:2], *pointers[1:], *counts[2:]):
         raise MemoryError("there is not enough memory for the minibatches of a round.")
 
 

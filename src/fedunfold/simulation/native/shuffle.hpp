@@ -46,17 +46,32 @@ inline void shuffle(int32_t* order, uint32_t* places, long size, Philox random) 
 }
 
 // Epochs are lane, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
-// many places after it, in the order drawn with its key.
-inline void shuffle_epochs(int32_t* rows, long lanes, long width, const uint64_t* keys, const int64_t* epochs, long count) {
-    std::vector<int32_t> order;
-    std::vector<uint32_t> places;
-    for (const int64_t* epoch = epochs; epoch < epochs + 3 * count; epoch += 3, keys += 2) {
-        order.resize(epoch[2]), places.resize(epoch[2]);
-        shuffle(order.data(), places.data(), epoch[2], Philox(keys));
-        int32_t* row = rows + (epoch[1] * lanes + epoch[0]) * width;
-        for (long begin = 0; begin < (long)order.size(); begin += width, row += lanes * width) {
-            const long end = std::min(begin + width, (long)order.size());
-            for (long i = begin; i < end; i++) row[i - begin] += order[i];
+// many places after it, in the order drawn with its key. Threads take epochs as they come to them.
+inline void shuffle_epochs(
+    int32_t* rows, long lanes, long width, const uint64_t* keys, const int64_t* epochs, long count, int threads) {
+    long longest = 0;
+    for (long e = 0; e < count; e++) longest = std::max(longest, (long)epochs[3 * e + 2]);
+    std::vector<int32_t> orders(threads * longest);
+    std::vector<uint32_t> places(threads * longest);
+    std::atomic<long> next{0};
+    const auto work = [&](int thread) {
+        int32_t* order = orders.data() + thread * longest;
+        for (long e = next++; e < count; e = next++) {
+            const long lane = epochs[3 * e], first = epochs[3 * e + 1], size = epochs[3 * e + 2];
+            shuffle(order, places.data() + thread * longest, size, Philox(keys + 2 * e));
+            int32_t* row = rows + (first * lanes + lane) * width;
+            for (long begin = 0; begin < size; begin += width, row += lanes * width) {
+                const long end = std::min(begin + width, size);
+                for (long i = begin; i < end; i++) row[i - begin] += order[i];
+            }
         }
+    };
+    std::vector<std::thread> others;
+    others.reserve(threads);
+    try {
+        for (int t = 1; t < threads; t++) others.emplace_back(work, t);
+    } catch (const std::system_error&) {  // a thread that cannot be had: the others do its work
     }
+    work(0);
+    for (std::thread& other : others) other.join();
 }

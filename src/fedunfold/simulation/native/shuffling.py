@@ -1,11 +1,16 @@
 """Orders in which clients meet their rows."""
 
+import os
 from functools import lru_cache
 
 import numpy as np
 
 from fedunfold import randomness
 from fedunfold.simulation.native.library import is_built, shuffle
+
+MOST_THREADS = 4
+WORTH_THREADS = 100_000
+"""Rows: of fewer, threads take as long to begin as to draw them."""
 
 
 def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
@@ -21,7 +26,8 @@ def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None
     if keys.shape != (len(epochs), 2):
         raise ValueError(f"there are keys of shape {keys.shape} for {len(epochs)} epochs.")
     if _draws_as_numpy():
-        shuffle(rows, keys, epochs)
+        threads = min(MOST_THREADS, os.cpu_count() or 1) if size.sum() >= WORTH_THREADS else 1
+        shuffle(rows, keys, epochs, threads)
     else:
         _shuffle_by_numpy(rows, keys, epochs)
 

@@ -1,6 +1,7 @@
 // The walk of a round on a CPU, for stacks of linear layers; loaded by `library.py`.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
@@ -49,7 +50,8 @@ int backward_float(const Round<float>* round) { return run([=] { backward(*round
 int backward_double(const Round<double>* round) { return run([=] { backward(*round); }); }
 int predict_float(const Round<float>* round) { return run([=] { predict(*round); }); }
 int predict_double(const Round<double>* round) { return run([=] { predict(*round); }); }
-int shuffle_rows(int32_t* rows, int64_t lanes, int64_t width, const uint64_t* keys, const int64_t* epochs, int64_t count) {
-    return run([=] { shuffle_epochs(rows, lanes, width, keys, epochs, count); });
+int shuffle_rows(int32_t* rows, int64_t lanes, int64_t width, const uint64_t* keys, const int64_t* epochs, int64_t count,
+                 int64_t threads) {
+    return run([=] { shuffle_epochs(rows, lanes, width, keys, epochs, count, threads); });
 }
 }
