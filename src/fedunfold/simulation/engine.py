@@ -51,7 +51,8 @@ class SimulatedFederation:
     `model` builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own. Stacks of
     linear layers take a path of their own, anything else runs as it is, lane by lane, with the same result.
     `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
-    quarter of a GPU's memory. It works with as many threads as torch has when it is made.
+    quarter of a GPU's memory. It works with as many threads as torch has when it is made, and beside a
+    GPU with one.
 
     >>> import fedunfold as fu
     >>> federation = fu.SimulatedFederation(fu.environment("digits-label-skew"))
@@ -88,7 +89,8 @@ class SimulatedFederation:
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
         budget = _memory(self._device) if memory_budget is None else memory_budget
-        self._threads = torch.get_num_threads()
+        # Threads that wait busily only stand in the way of one that keeps a GPU busy.
+        self._threads = torch.get_num_threads() if self._device.type == "cpu" else 1
         self._samples = Samples(self._kernel, self._x, y, self._threads)
         self._walks = Walks(self._samples, self._rows_at_most, budget)
         self._held = HeldData(data, self._samples, environment.batch_size)
