@@ -170,7 +170,7 @@ def _aggregated(
 
 def _check_finite(models: Sequence[Tensor], round: int, algorithm: Algorithm) -> None:
     """Of several models at once, because a GPU has to be waited for."""
-    if not torch.stack([model.sum() for model in models]).isfinite().all():
+    if not torch.stack(list(models)).sum(1).isfinite().all():
         raise DivergenceError(
             f"round {round}: the aggregated model is not finite; lower the learning rate of the "
             f"server (now {algorithm.server.lr}) or of the clients."

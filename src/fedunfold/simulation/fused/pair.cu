@@ -305,20 +305,27 @@ __device__ __forceinline__ void bring_near(const real* x, const int* row, int ra
     }
 }
 
-// values [PADDED][WIDTH] plus those of the other program, as `become` makes them of the sum and its column.
-template <int WIDTH, int STRIDE, class Become>
-__device__ __forceinline__ void add_over_pair(real* values, Become become) {
+// values [PADDED][WIDTH] plus those of the other program, as `become` makes them of the sum and its column; while these
+// are on their way, `meanwhile` is done.
+template <int WIDTH, int STRIDE, class Meanwhile, class Become>
+__device__ __forceinline__ void add_over_pair(real* values, Meanwhile meanwhile, Become become) {
     constexpr int QUADS = PADDED * WIDTH / 4, EACH = (QUADS + THREADS - 1) / THREADS;
     Quad sums[EACH];
     cluster_sync();
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
+        int index = thread() + n * THREADS;
+        if (index >= QUADS) continue;
+        sums[n] = peer_load(values + index / (WIDTH / 4) * STRIDE + index % (WIDTH / 4) * 4, 1 - rank_in_cluster());
+    }
+    meanwhile();
+#pragma unroll
+    for (int n = 0; n < EACH; ++n) {
         int index = thread() + n * THREADS, column = index % (WIDTH / 4) * 4;
         if (index >= QUADS) continue;
-        real* own = values + index / (WIDTH / 4) * STRIDE + column;
-        Quad q = quad(own), other = peer_load(own, 1 - rank_in_cluster());
+        Quad own = quad(values + index / (WIDTH / 4) * STRIDE + column);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[n].v[i] = become(q.v[i] + other.v[i], column + i);
+        for (int i = 0; i < 4; ++i) sums[n].v[i] = become(own.v[i] + sums[n].v[i], column + i);
     }
     cluster_sync();
 #pragma unroll
@@ -377,7 +384,7 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
                  [&](int k, int) { return right_tile(s.a2 + 8 * warp() * STRIDE2 + 8 * k, 1, STRIDE2); });
         each(logits[0][0], 0, 8 * warp(), [&](int c, int i, real value) { s.top[i * STRIDE3 + c] = value; });
     }
-    add_over_pair<TOP, STRIDE3>(s.top, [&](real value, int c) { return value + s.bias3[c]; });
+    add_over_pair<TOP, STRIDE3>(s.top, [] {}, [&](real value, int c) { return value + s.bias3[c]; });
     if (thread() < PADDED) {
         int i = thread();
         real mean = batch.mean[i], value = softmax(s.top + i * STRIDE3, batch.label[i], mean);
@@ -427,11 +434,6 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
     }
     for (int u = thread(); u < OWN; u += THREADS) s.bias2[u] -= rate * column(s.a2 + u, STRIDE2);
     block_sync();
-    if (has_units)
-#pragma unroll
-        for (int n = 0; n < BELOW; ++n)
-            each(second[0][n], 16 * m, 8 * (half() * BELOW + n),
-                 [&](int unit, int below, real value) { s.second[unit * STRIDE1 + below] -= rate * value; });
     if (has_inputs)
 #pragma unroll
         for (int n = 0; n < DEEP; ++n)
@@ -439,7 +441,14 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
                 real& a = s.z[i * STRIDE1 + unit];
                 a = a > 0 ? value : real(0);
             });
-    add_over_pair<UNITS, STRIDE1>(s.z, [](real value, int) { return value; });
+    auto step_second = [&] {
+        if (has_units)
+#pragma unroll
+            for (int n = 0; n < BELOW; ++n)
+                each(second[0][n], 16 * m, 8 * (half() * BELOW + n),
+                     [&](int unit, int below, real value) { s.second[unit * STRIDE1 + below] -= rate * value; });
+    };
+    add_over_pair<UNITS, STRIDE1>(s.z, step_second, [](real value, int) { return value; });
 }
 
 // give(number, where it stands among the parameters, or −1) for what is neither the first layer's weight nor its own.
@@ -497,13 +506,16 @@ pair(const real* x, const long long* y, const int* rows, const real* means, cons
         int coming = step + 1 < total ? step + 1 : step;
         row = rows[place_of(coming)];
         project(x, own, batch.row);
-        add_over_pair<UNITS, STRIDE1>(s.z, [&](real value, int unit) {
+        int label;
+        real mean;
+        auto ask_for_next = [&] {
+            note_row(next, row);
+            label = (int)y[row], mean = means[place_of(coming)];
+        };
+        add_over_pair<UNITS, STRIDE1>(s.z, ask_for_next, [&](real value, int unit) {
             value += s.bias1[unit];
             return value > 0 ? value : real(0);
         });
-        note_row(next, row);
-        int label = (int)y[row];
-        real mean = means[place_of(coming)];
         above(s, batch, rate, loss, outer);
         note(next, label, mean);
         bring_near(x, next.row, rank);
