@@ -136,9 +136,9 @@ class SimulatedFederation:
 
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
         brought = self._let_train(rounds)
-        self._look_ahead(rounds)
         # All that a GPU has to do comes before the first number that is waited for.
         found = [self._ask_absent(round) for round in rounds]
+        self._look_ahead(rounds)
         if brought is None:
             return [self._report(round, None, own) for round, own in zip(rounds, found, strict=True)]
         parts = brought.of_runs([len(round.there) for round in rounds])
@@ -271,7 +271,7 @@ class SimulatedFederation:
         return plan(clients, self.environment.batch_size, self._rows_at_most).on(self._device, self._dtype)
 
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
-        """Draw the next round's minibatches while a GPU is busy with this one's."""
+        """Draw the next round's minibatches while a GPU is busy with this one's, and send them to it."""
         if self._device.type == "cpu":
             return
         requests = [replace(round.request, round=round.request.round + 1) for round in rounds]

@@ -13,17 +13,11 @@ from torch import Tensor
 
 from fedunfold import randomness
 
-SENT_AT_ONCE = 64 * 1024
-"""Bytes that a GPU's driver takes over itself; for more it waits, unless they lie where the GPU can fetch them."""
-
 
 def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """On the device, without waiting for what it is still at: numpy's memory is read before this returns."""
+    """On the device; numpy's memory is read before this returns, and what is small is not waited for."""
     held = torch.from_numpy(np.ascontiguousarray(values))
-    held = held.to(dtype or held.dtype)
-    if device.type == "cuda" and held.nbytes > SENT_AT_ONCE:
-        held = held.pin_memory()
-    return held.to(device, non_blocking=True)
+    return held.to(dtype or held.dtype).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
