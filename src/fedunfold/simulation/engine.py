@@ -95,6 +95,7 @@ class SimulatedFederation:
         self._walks = Walks(self._samples, self._rows_at_most, budget)
         self._held = HeldData(data, self._samples, environment.batch_size)
         self._ahead: tuple[Clients, Schedule] | None = None
+        self._shares_made: tuple[int, list[Share]] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -228,11 +229,15 @@ class SimulatedFederation:
         return draw.present(self.data.keys, reliability, self.environment.sampled)
 
     def _shares(self, round: int) -> list[Share]:
-        offsets = self.data.offsets
-        return [
-            Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, round))
-            for k, key in enumerate(self.data.keys)
-        ]
+        """The clients' parts in a round, made once for all runs that are in it."""
+        if self._shares_made is None or self._shares_made[0] != round:
+            offsets = self.data.offsets
+            shares = [
+                Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, round))
+                for k, key in enumerate(self.data.keys)
+            ]
+            self._shares_made = round, shares
+        return self._shares_made[1]
 
     def _round(self, request: RoundRequest, present: np.ndarray) -> Round:
         self._check_length(request.model, "the model")

@@ -107,8 +107,8 @@ __device__ __forceinline__ void add_products(real (&sum)[M][N][4], const Left (&
 #pragma unroll
     for (int part = 0; part < 3; ++part)
 #pragma unroll
-        for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m)
 #pragma unroll
-            for (int m = 0; m < M; ++m)
+            for (int n = 0; n < N; ++n)
                 add_product(sum[m][n], part == 0 ? a[m].low : a[m].high, part == 1 ? b[n].low : b[n].high);
 }
