@@ -26,7 +26,7 @@ def tiny(
     sizes: Mapping[str, int] = SIZES,
     *,
     shape: tuple[int, ...] = (5,),
-    epochs: int | Mapping[str, int] | None = None,
+    epochs: int | Mapping[str, int | tuple[int, ...]] | None = None,
     **settings: Any,
 ) -> Environment:
     """Clients in the order of `sizes`; a client's data depend on its key and size alone."""

@@ -383,7 +383,7 @@ def test_walks_of_several_runs_in_one_launch() -> None:
     requests = [
         RoundRequest(name, t, model, sgd(), outer=OuterLoss()) for name, model in start.items() for t in range(4)
     ]
-    rounds = [federation._round(request, federation._present(federation._draw(request))) for request in requests]
+    rounds = [federation._round(request) for request in requests]
     assert any(not len(round.there) for round in rounds)
     assert any(0 < len(round.there) < len(SIZES) for round in rounds)
     for request, found in zip(requests, federation._trained(rounds), strict=True):

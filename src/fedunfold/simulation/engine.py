@@ -17,18 +17,17 @@ from fedunfold.errors import DivergenceError, InputError
 from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundReport, RoundRequest
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
+from fedunfold.simulation.drawing import Drawing
 from fedunfold.simulation.held_data import HeldData
-from fedunfold.simulation.plan import plan
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
-from fedunfold.simulation.schedule import Draw, Schedule, Share, upload
+from fedunfold.simulation.schedule import upload
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
 from fedunfold.simulation.walks import AnyWalk, Walks
 from fedunfold.threads import threads_for
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Clients = list[tuple[Draw, Share]]
 NOT_FINITE = "went non-finite during local training"
 
 
@@ -92,10 +91,9 @@ class SimulatedFederation:
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         self._threads = torch.get_num_threads() if self._device.type == "cpu" else 1
         self._samples = Samples(self._kernel, self._x, y, self._threads)
-        self._walks = Walks(self._samples, self._rows_at_most, budget)
+        self._drawing = Drawing(environment, data, self._device, dtype)
+        self._walks = Walks(self._samples, self._drawing.most_rows, budget)
         self._held = HeldData(data, self._samples, environment.batch_size)
-        self._ahead: tuple[Clients, Schedule] | None = None
-        self._shares_made: tuple[int, list[Share]] | None = None
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
@@ -117,7 +115,7 @@ class SimulatedFederation:
     @property
     def step_size(self) -> int:
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
-        rows = self._rows_at_most * len(self.clients)
+        rows = self._drawing.most_rows * len(self.clients)
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
     def initial_model(self, run: str) -> Tensor:
@@ -129,7 +127,7 @@ class SimulatedFederation:
     @_few_threads
     def train_together(self, requests: Sequence[RoundRequest]) -> list[RoundReport]:
         """A round of several runs. On a GPU their clients walk side by side."""
-        rounds = [self._round(request, self._present(self._draw(request))) for request in requests]
+        rounds = [self._round(request) for request in requests]
         asked_alike = {(r.update, r.outer, r.needs, r.path_gradient, r.class_weights is None) for r in requests}
         if self._device.type == "cpu" or len(asked_alike) != 1:
             return [self._trained([round])[0] for round in rounds]
@@ -179,7 +177,7 @@ class SimulatedFederation:
     @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
         # Scaled as the round was run: with all who set out, also those who have been set aside since.
-        set_out = self._round(request, self._present(self._draw(request)))
+        set_out = self._round(request)
         round = replace(set_out, present=present.numpy())
         self._check_length(adjoints, "the adjoint")
         walk = self._walk([round], back=True)
@@ -221,38 +219,23 @@ class SimulatedFederation:
 
     # --- one round ---------------------------------------------------------------------------------------
 
-    def _draw(self, request: RoundRequest) -> Draw:
-        return Draw(self.environment.seed, request.run, request.round)
-
-    def _present(self, draw: Draw) -> np.ndarray:
-        reliability = [client.reliability for client in self.environment.clients]
-        return draw.present(self.data.keys, reliability, self.environment.sampled)
-
-    def _shares(self, round: int) -> list[Share]:
-        """The clients' parts in a round, made once for all runs that are in it."""
-        if self._shares_made is None or self._shares_made[0] != round:
-            offsets = self.data.offsets
-            shares = [
-                Share(key, offsets[k], offsets[k + 1] - offsets[k], self.environment.epochs(k, round))
-                for k, key in enumerate(self.data.keys)
-            ]
-            self._shares_made = round, shares
-        return self._shares_made[1]
-
-    def _round(self, request: RoundRequest, present: np.ndarray) -> Round:
+    def _round(self, request: RoundRequest, present: np.ndarray | None = None) -> Round:
+        """A round of those who are present, by default of those who are drawn."""
         self._check_length(request.model, "the model")
-        batch_size, shares = self.environment.batch_size, self._shares(request.round)
+        draw = self._drawing.draw(request.run, request.round)
+        present = self._drawing.present(draw) if present is None else present
+        batch_size, shares = self.environment.batch_size, self._drawing.shares(request.round)
         steps = np.where(present, [share.steps(batch_size) for share in shares], 0)
         inside, after = request.update.scales(self._sizes, steps, self.lr)
         if request.scales is not None:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
-        return Round(request, self._draw(request), shares, present, steps, inside, after)
+        return Round(request, draw, shares, present, steps, inside, after)
 
     def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> AnyWalk:
         """The local walk of the present clients."""
         request = rounds[0].request
         clients = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._schedule(clients)
+        schedule = self._drawing.schedule(clients)
         lanes = list(schedule.order)
         columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
         if request.outer is not None:
@@ -269,31 +252,20 @@ class SimulatedFederation:
         """Torch's, as many as its steps are worth; compiled code has its own."""
         return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
 
-    def _schedule(self, clients: Clients) -> Schedule:
-        """The minibatches of clients, unless `_look_ahead` has drawn them already."""
-        if self._ahead is not None and self._ahead[0] == clients:
-            return self._ahead[1]
-        return plan(clients, self.environment.batch_size, self._rows_at_most).on(self._device, self._dtype)
-
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's, and send them to it."""
         if self._device.type == "cpu":
             return
         requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
-        following = [self._round(request, self._present(self._draw(request))) for request in requests]
+        following = [self._round(request) for request in requests]
         clients = [walk for round in following for walk in round.walks(round.there)]
         if clients:
-            self._ahead = clients, self._schedule(clients)
+            self._drawing.look_ahead(clients)
 
     @property
     def _statistics(self) -> int:
         """How many numbers at the end of a model are running statistics."""
         return sum(shape.numel() for shape in self._kernel.statistics)
-
-    @property
-    def _rows_at_most(self) -> int:
-        """Of a minibatch of any client."""
-        return min(self.environment.batch_size, max(self.data.sizes))
 
     def _let_train(self, rounds: Sequence[Round]) -> Brought | None:
         """Let the present clients train, if there are any; a GPU may still be at it when this returns."""

@@ -1,0 +1,53 @@
+"""Who is there in a round, and the minibatches of those who are, for the clients of an environment."""
+
+import numpy as np
+import torch
+
+from fedunfold.data.federated import FederatedData
+from fedunfold.environments import Environment
+from fedunfold.simulation.plan import plan
+from fedunfold.simulation.schedule import Draw, Schedule, Share
+
+Clients = list[tuple[Draw, Share]]
+
+
+class Drawing:
+    """Schedules are for walks on a device and in some precision."""
+
+    def __init__(self, environment: Environment, data: FederatedData, device: torch.device, dtype: torch.dtype) -> None:
+        self._environment, self._data, self._device, self._dtype = environment, data, device, dtype
+        self._shares: tuple[int, list[Share]] | None = None
+        self._ahead: tuple[Clients, Schedule] | None = None
+
+    @property
+    def most_rows(self) -> int:
+        """Of a minibatch of any client."""
+        return min(self._environment.batch_size, max(self._data.sizes))
+
+    def draw(self, run: str, round: int) -> Draw:
+        return Draw(self._environment.seed, run, round)
+
+    def present(self, draw: Draw) -> np.ndarray:
+        reliability = [client.reliability for client in self._environment.clients]
+        return draw.present(self._data.keys, reliability, self._environment.sampled)
+
+    def shares(self, round: int) -> list[Share]:
+        """The clients' parts in a round, made once for all runs that are in it."""
+        if self._shares is None or self._shares[0] != round:
+            offsets = self._data.offsets
+            shares = [
+                Share(key, offsets[k], offsets[k + 1] - offsets[k], self._environment.epochs(k, round))
+                for k, key in enumerate(self._data.keys)
+            ]
+            self._shares = round, shares
+        return self._shares[1]
+
+    def schedule(self, clients: Clients) -> Schedule:
+        """The minibatches of clients, unless `look_ahead` has drawn them already."""
+        if self._ahead is not None and self._ahead[0] == clients:
+            return self._ahead[1]
+        return plan(clients, self._environment.batch_size, self.most_rows).on(self._device, self._dtype)
+
+    def look_ahead(self, clients: Clients) -> None:
+        """Draw minibatches that will be asked for next, and send them to the device."""
+        self._ahead = clients, self.schedule(clients)
