@@ -43,7 +43,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
     memory = "extern __shared__ __align__(16) char memory[];"
 
     def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
-        source = (HERE / SOURCES[name]).read_text()
+        source = "".join((HERE / part).read_text() for part in SOURCES[name])
         assert memory in source
         source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
         made = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"  # one loaded already must not be written over

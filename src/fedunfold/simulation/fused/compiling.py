@@ -19,7 +19,11 @@ FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
 MOST_LAYERS = 3
 HERE = Path(__file__).parent
 Name = Literal["forward", "backward", "pair"]
-SOURCES: dict[Name, str] = {"forward": "walk.cu", "backward": "walk.cu", "pair": "pair.cu"}
+SOURCES: dict[Name, tuple[str, ...]] = {
+    "forward": ("stack.cuh", "walk.cu"),
+    "backward": ("stack.cuh", "walk.cu"),
+    "pair": ("stack.cuh", "pair.cu"),
+}
 
 # What `pair.cu` can hold: sixteens of features in a warp's registers, and all else in a program's shared memory.
 MOST_HELD = 4
@@ -151,7 +155,7 @@ class Launch:
 @lru_cache(maxsize=64)
 def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
     """A kernel for a shape and a device."""
-    source = "".join((HERE / part).read_text(encoding="utf-8") for part in ("primitives.cuh", SOURCES[name]))
+    source = "".join((HERE / part).read_text(encoding="utf-8") for part in ("primitives.cuh", *SOURCES[name]))
     with torch.cuda.device(device):
         kernel = _compile(source, name, ["--std=c++17", *shape.macros(name)])
         kernel.set_shared_memory_config(shape.shared_bytes(name))

@@ -1,6 +1,6 @@
 // A client's whole local walk in one launch by two programs on tensor cores, for stacks of three linear layers. The
-// formulas are those of `linear_stack` and `walk`; sizes come as macros: ROWS, FEATURES, FIRST, SECOND, CLASSES, THREADS,
-// and HELD. Many lanes find room side by side: a lane takes two multiprocessors, where `walk.cu` takes eight.
+// formulas are those of `linear_stack` and `walk`; besides those of `stack.cuh`, macros are THREADS, PARTS and HELD. Many
+// lanes find room side by side: a lane takes two multiprocessors, where `walk.cu` takes eight.
 //
 // Weights of the first layer stay where they are used from the first step to the last: features go in sixteens, each to
 // one of two programs and there to one of two halves of its warps, and units in quarters to the warps of a half. Of its
@@ -14,7 +14,6 @@
 //
 // Both programs add the same two numbers and so have the same sums, bit for bit.
 
-__device__ constexpr int up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr int HALVES = 2, QUARTERS = 4;             // of the warps, by features and by units
 constexpr int DEEP = up(ROWS, 8) / 8;               // tiles of rows
 constexpr int PADDED = 8 * DEEP;                    // rows
@@ -30,20 +29,11 @@ constexpr int TILE = 128;                           // numbers of a tile, 16 by 
 __device__ constexpr int sixteens_of(int stripe) { return (SIXTEENS - stripe + 3) / 4; }
 constexpr int LAID_LOW = sixteens_of(0) - HELD, LAID_HIGH = sixteens_of(2) - HELD;  // at most, of a half
 static_assert(HELD < sixteens_of(3) && TILES <= 2 && OWN <= 64 && CLASSES <= TOP && DEEP <= 8 && FEATURES % 4 == 0);
-static_assert(THREADS == 32 * HALVES * QUARTERS && PARTS == 2 && !PROX && !SUMS);
-
-constexpr int BIAS1 = FIRST * FEATURES;  // where parameters lie in the flat vector
-constexpr int WEIGHT2 = BIAS1 + FIRST;
-constexpr int BIAS2 = WEIGHT2 + SECOND * FIRST;
-constexpr int WEIGHT3 = BIAS2 + SECOND;
-constexpr int BIAS3 = WEIGHT3 + CLASSES * SECOND;
-constexpr int SIZE = BIAS3 + CLASSES;
+static_assert(LAYERS == 3 && THREADS == 32 * HALVES * QUARTERS && PARTS == 2 && !PROX && !SUMS);
 
 struct alignas(2 * sizeof(real)) Duo {
     real v[2];
 };
-__device__ __forceinline__ Quad quad(const real* p) { return *reinterpret_cast<const Quad*>(p); }
-__device__ __forceinline__ void set(real* p, Quad q) { *reinterpret_cast<Quad*>(p) = q; }
 __device__ __forceinline__ bool is_there(int feature) { return FEATURES % 16 == 0 || feature < FEATURES; }
 
 // Thread 4 g + t of a warp, and which warp of its program.
@@ -334,14 +324,6 @@ __device__ __forceinline__ void add_over_pair(real* values, Meanwhile meanwhile,
         if (index < QUADS) set(values + index / (WIDTH / 4) * STRIDE + index % (WIDTH / 4) * 4, sums[n]);
     }
     block_sync();
-}
-
-// Σ_i values[i · stride] over the rows.
-__device__ __forceinline__ real column(const real* values, int stride) {
-    real sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < ROWS; ++i) sum += values[i * stride];
-    return sum;
 }
 
 // The softmax of a row's logits, which become slopes; gives the row's cross-entropy.

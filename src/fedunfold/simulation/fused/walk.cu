@@ -11,7 +11,6 @@
 //
 // No number is written by two programs, and sums have a fixed order: the same launch gives the same bits.
 
-__device__ constexpr int up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr int WARPS = THREADS / 32;
 constexpr int SLICE = up(up(FEATURES, PARTS) / PARTS, 8);  // features of a program
 constexpr int PADDED = up(ROWS, 4);                        // rows
@@ -20,21 +19,10 @@ constexpr int QUADS = up(OWN, 4) / 4;
 constexpr int OWN4 = 4 * QUADS;
 constexpr int UNITS = up(FIRST, 8);                        // of the first layer
 constexpr int HALF = UNITS / 2;
-constexpr int ABOVE = LAYERS == 3 ? SECOND : CLASSES;      // units of the layer above the first
 constexpr int SHARE = up(up(ABOVE, PARTS) / PARTS, 4);     // those of a program
 constexpr int STRIDE = UNITS + 4;                          // of its weights; 4 more, so that banks do not clash
 constexpr int TOP = SECOND + 1;                            // likewise of the third layer's
 constexpr int PER_THREAD = up(CLASSES, 128) / 32;          // classes that a thread of a warp holds, four and four
-
-constexpr int BIAS1 = FIRST * FEATURES;  // where parameters lie in the flat vector
-constexpr int WEIGHT2 = BIAS1 + FIRST;
-constexpr int BIAS2 = WEIGHT2 + ABOVE * FIRST;
-constexpr int WEIGHT3 = BIAS2 + ABOVE;
-constexpr int BIAS3 = WEIGHT3 + CLASSES * SECOND;
-constexpr int SIZE = LAYERS == 1 ? WEIGHT2 : LAYERS == 2 ? WEIGHT3 : BIAS3 + CLASSES;
-
-__device__ __forceinline__ Quad quad(const real* p) { return *reinterpret_cast<const Quad*>(p); }
-__device__ __forceinline__ void set(real* p, Quad q) { *reinterpret_cast<Quad*>(p) = q; }
 
 // A minibatch in shared memory: the own features of all rows, labels, 1/|b|, and what a row counts in the outer loss.
 struct Minibatch {
@@ -170,13 +158,7 @@ __device__ __forceinline__ void outer_products(const real* x, const real* slope,
     }
 }
 
-// Σ_i values[i · stride], and the same with c_i, row by row.
-__device__ __forceinline__ real column(const real* values, int stride) {
-    real sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < ROWS; ++i) sum += values[i * stride];
-    return sum;
-}
+// Σ_i c_i values[i · stride], row by row.
 __device__ __forceinline__ real column(const real* values, int stride, const real* scale) {
     real sum = 0;
 #pragma unroll 8
