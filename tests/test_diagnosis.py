@@ -136,7 +136,9 @@ class Overflowing(SimulatedFederation):
 
 def test_a_first_order_gradient_that_overflows_names_the_round_that_meets_it() -> None:
     """What comes from round 1 meets the weights of round 0."""
-    with pytest.raises(DivergenceError, match="round 0: the gradient of the weights is not finite"):
+    with pytest.raises(
+        DivergenceError, match=r"round 0: the gradient .* is not finite; lower .* or learn with float64\.$"
+    ):
         learn(Overflowing("outer gradient"), 3, learning=Learning(iterations=1))
 
 
@@ -144,9 +146,9 @@ def test_of_several_rounds_the_last_is_where_it_began() -> None:
     """Where products are waited for only in the end, as on a GPU."""
     federation = simulated(tiny())
     fine, bad = [1.0, 2.0], [1.0, math.nan]
-    _check_finite(torch.tensor([fine, fine]), [0, 1], federation)
+    _check_finite(torch.tensor([fine, fine]), [0, 1], federation, exact=True)
     with pytest.raises(DivergenceError, match="round 2:"):
-        _check_finite(torch.tensor([bad, fine, bad, fine]), range(4), federation)
+        _check_finite(torch.tensor([bad, fine, bad, fine]), range(4), federation, exact=True)
 
 
 @pytest.mark.parametrize(

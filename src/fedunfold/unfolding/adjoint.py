@@ -131,7 +131,7 @@ def _walk_back(
             products = entering.along(to_direction)
             along.append((t, entering.clients, products))
             if exact or products.device.type == "cpu":  # where it need not be waited for, nobody is asked any more
-                _check_finite(products[None], [t], federation)
+                _check_finite(products[None], [t], federation, exact=exact)
             if exact:
                 for k, share in zip(entering.clients.tolist(), alpha[t, entering.clients].tolist(), strict=True):
                     part = step_sizes[t] * share * to_direction
@@ -148,15 +148,15 @@ def _walk_back(
         values = torch.cat([values for _, _, values in along]).to(theta)
         table[rows, torch.cat([clients for _, clients, _ in along])] = values
     (gradient,) = torch.autograd.grad(alpha, leaf, theta.new_tensor(step_sizes)[:, None] * table)
-    _check_finite(gradient, range(len(theta)), federation)
+    _check_finite(gradient, range(len(theta)), federation, exact=exact)
     return gradient, (alpha.detach() * table).sum(1)
 
 
-def _check_finite(numbers: Tensor, rounds: Sequence[int], federation: Federation) -> None:
+def _check_finite(numbers: Tensor, rounds: Sequence[int], federation: Federation, *, exact: bool) -> None:
     """Refuse rounds [R, …] with numbers that are not; the last one is where it began."""
     bad = torch.nonzero(~torch.isfinite(numbers).all(1)).flatten().tolist()
     if bad:
         raise DivergenceError(
             f"round {rounds[bad[-1]]}: the gradient of the weights is not finite; lower the clients' learning rate "
-            f"(now {federation.lr}), or take the first_order adjoint."
+            f"(now {federation.lr}), or {'take the first_order adjoint' if exact else 'learn with float64'}."
         )
