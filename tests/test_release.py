@@ -88,7 +88,8 @@ def test_the_source_distribution_has_tests_and_documentation(built: Path) -> Non
         "tests/cli/conftest.py",
     } <= held
     assert {"examples/quickstart.ipynb", "tests/simulation/emulated_gpu.h", "docs/results/mnist/results.json"} <= held
-    assert "src/fedunfold/simulation/native/products.hpp" in held
+    native = ROOT / "src/fedunfold/simulation/native"
+    assert {f"src/fedunfold/simulation/native/{header.name}" for header in native.glob("*.hpp")} <= held
     assert not any("__pycache__" in name or name.endswith(".so") for name in held)
 
 

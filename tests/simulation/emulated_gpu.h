@@ -74,10 +74,16 @@ inline int lane_of_cluster() { return current_lane; }
 inline char* own_memory() { return memory_of(current->program); }
 inline void block_sync() { wait_for(BLOCK); }
 inline void cluster_sync() { wait_for(CLUSTER); }
-inline Quad peer_load(const real* own, int rank) { return *reinterpret_cast<Quad*>(peer(own, rank)); }
+static void check_four(const real* own) {
+    if (reinterpret_cast<size_t>(own) % sizeof(Quad)) fail("four numbers that do not begin at a multiple of four");
+}
+inline Quad peer_load(const real* own, int rank) {
+    check_four(own);
+    return *reinterpret_cast<Quad*>(peer(own, rank));
+}
 inline void peer_store(real* own, int rank, real value) { *peer(own, rank) = value; }
 inline void peer_store(real* own, int rank, Quad q) {
-    if (reinterpret_cast<size_t>(own) % sizeof(Quad)) fail("four numbers that do not begin at a multiple of four");
+    check_four(own);
     *reinterpret_cast<Quad*>(peer(own, rank)) = q;
 }
 inline void prefetch(const real*) {}

@@ -11,7 +11,8 @@ def test_what_was_drawn_ahead_is_not_drawn_again_and_is_for_those_clients_alone(
     drawing = Drawing(env, env.load(), torch.device("cpu"), torch.float64)
     shares = drawing.shares(1)
     first, second = ([(drawing.draw(run, 1), share) for share in shares] for run in ("trial-0", "trial-1"))
-    drawing.look_ahead(first)
+    drawing.draw_ahead(first)
+    drawing.send_ahead()
     kept = drawing.schedule(list(first))
     assert kept is drawing.schedule(first)
     other = drawing.schedule(second)
@@ -19,6 +20,8 @@ def test_what_was_drawn_ahead_is_not_drawn_again_and_is_for_those_clients_alone(
     assert not torch.equal(other.rows, kept.rows)
     alone = Drawing(env, env.load(), torch.device("cpu"), torch.float64)
     assert torch.equal(alone.schedule(first).rows, kept.rows)
+    drawing.draw_ahead(second)
+    assert torch.equal(drawing.schedule(second).rows, other.rows), "also where it was not sent yet"
 
 
 def test_shares_are_those_of_the_round() -> None:

@@ -22,8 +22,13 @@ from tests.simulation.comparing import normal_rows, stack
         ),
     ],
 )
-def test_models_predict_together_what_each_predicts_alone(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fixed_model.ROWS_AT_ONCE, "cpu", 30)  # of 73
+@pytest.mark.parametrize(("rows", "numbers"), [(30, 2**28), (1000, 500), (1000, 1)])
+def test_models_predict_together_what_each_predicts_alone(
+    kernel: Kernel, rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of the 73 rows are read at once."""
+    monkeypatch.setitem(fixed_model.ROWS_AT_ONCE, "cpu", rows)
+    monkeypatch.setattr(fixed_model, "NUMBERS_AT_ONCE", numbers)
     draw = torch.Generator().manual_seed(5)
     x, y = normal_rows(20), torch.randint(0, 5, (73,), generator=draw)
     size = sum(shape.numel() for shape in kernel.shapes)

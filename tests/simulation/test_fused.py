@@ -18,7 +18,7 @@ from fedunfold.simulation.fused import FusedWalk, can_walk, compiling
 from fedunfold.simulation.fused import walk as fused_walk
 from fedunfold.simulation.fused.compiling import HERE, SOURCES, Launch, Name, Shape, shared_memory
 from fedunfold.updates import LocalUpdate, sgd
-from tests.simulation.comparing import BATCH, CASES, LANES, Comparison, learned, stack, unequal
+from tests.simulation.comparing import BATCH, CASES, CPU, LANES, Comparison, learned, stack, unequal
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
 HOPPER = 227 * 1024
@@ -85,6 +85,8 @@ def test_the_gpu_source_walks_as_the_reference(sides: tuple[int, ...], update: L
     ("sides", "outer", "held"),
     [
         pytest.param((64, 40, 24, 5), None, 0, id="in shared memory"),
+        pytest.param((64, 40, 24, 5), "path", 0, id="path"),
+        pytest.param((64, 40, 24, 5), "balanced", 0, id="balanced"),
         pytest.param((132, 20, 70, 16), "final", 1, id="some in registers, padded"),
         pytest.param((208, 128, 128, 10), None, 2, id="the largest layers"),
     ],
@@ -96,8 +98,26 @@ def test_a_pairs_source_walks_as_the_reference(
     monkeypatch.setattr(compiling, "MOST_SHARED", shape._pair_bytes(held))
     monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: LANES * compiling.PARTS - 1)
     assert shape.held == held
-    Comparison(FusedWalk).check(sides, sgd(), outer, 1e-12)
+    Comparison(FusedWalk).check(sides, sgd(), outer, 1e-12, gradients=False)
     assert emulated_gpu == ["pair"]
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 1000], ids=["pair", "forward"])
+def test_a_lane_that_diverges_does_so_alone_and_says_so(
+    emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch, multiprocessors: int
+) -> None:
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: multiprocessors)
+    Comparison(FusedWalk).check((64, 40, 24, 5), sgd(), None, 1e-12, spoilt=True)
+    assert emulated_gpu == ["pair" if multiprocessors == 1 else "forward"]
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_more_rows_than_pairs_can_count_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: 1)
+    parts = Comparison(FusedWalk)._parts((64, 40, 24, 5), sgd(), None, CPU, torch.float64)
+    walk, shape = FusedWalk(*parts), Shape(64, (40, 24, 5), BATCH)
+    assert walk._goes_in_pairs(shape, LANES)
+    assert not replace(walk, x=torch.empty(2**26, 64, device="meta"))._goes_in_pairs(shape, LANES)
 
 
 def test_lanes_go_in_pairs_where_they_have_no_room_for_more(
@@ -139,12 +159,18 @@ def test_the_gpu_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpd
 
 
 @pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")
-@pytest.mark.parametrize("sides", [(64, 40, 24, 5), (132, 20, 70, 16), (784, 128, 128, 10)])
-def test_pairs_of_the_gpu_walk_as_the_reference(monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sides", "outer"),
+    [((64, 40, 24, 5), "path"), ((132, 20, 70, 16), "balanced"), ((784, 128, 128, 10), None)],
+)
+def test_pairs_of_the_gpu_walk_as_the_reference(
+    monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...], outer: str | None
+) -> None:
     monkeypatch.setattr(fused_walk, "multiprocessors", lambda device: 1)
     assert Shape(sides[0], sides[1:], BATCH).fits_pair(shared_memory(torch.device("cuda")))
     # Tensor cores cut off what a sum has no room for, where others round it: some ten times the error.
-    Comparison(FusedWalk, device=torch.device("cuda"), dtype=torch.float32).check(sides, sgd(), None, 1e-5)
+    compared = Comparison(FusedWalk, device=torch.device("cuda"), dtype=torch.float32)
+    compared.check(sides, sgd(), outer, 1e-5, gradients=False)
 
 
 def test_what_is_left_to_the_reference_walk() -> None:

@@ -23,7 +23,7 @@ from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.simulation import SimulatedFederation, samples, walks
 from fedunfold.simulation.linear_stack import LinearStack
-from fedunfold.simulation.native import NativeWalk, Rows, can_walk, is_built, library
+from fedunfold.simulation.native import NativeWalk, Rows, can_walk, is_built, library, shuffling
 from fedunfold.simulation.native import walk as native_walk
 from fedunfold.simulation.schedule import Schedule
 from fedunfold.simulation.walk import OuterTerms, Walk
@@ -261,7 +261,8 @@ def test_a_processor_without_its_vectors_is_left_to_torch(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("unknown_library")
 @pytest.mark.parametrize(
-    ("bytes_of_round", "said"), [(None, "cannot be loaded"), (7, "another version's; install fedunfold again")]
+    ("bytes_of_round", "said"),
+    [(None, "cannot be loaded"), (7, "another version's; install fedunfold again"), (0, "another version's")],
 )
 def test_a_library_that_does_not_fit_is_left_to_torch(
     bytes_of_round: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -269,7 +270,7 @@ def test_a_library_that_does_not_fit_is_left_to_torch(
     def load(path: str) -> Any:
         if bytes_of_round is None:
             raise OSError("not a library")
-        return SimpleNamespace(round_bytes=lambda: bytes_of_round)
+        return SimpleNamespace(round_bytes=lambda: ctypes.sizeof(library.Round) + bytes_of_round)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     with caplog.at_level("WARNING", logger="fedunfold"):
@@ -278,11 +279,20 @@ def test_a_library_that_does_not_fit_is_left_to_torch(
 
 
 @pytest.mark.usefixtures("unknown_library")
-def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = SimpleNamespace(round_bytes=lambda: ctypes.sizeof(library.Round), forward_float=lambda round: 1)
+@pytest.mark.parametrize(
+    ("name", "said"), [("forward_float", "memory for a round"), ("shuffle_rows", "memory for the minibatches")]
+)
+def test_too_little_memory_is_said(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where drawing is checked against numpy, as it is before the first round."""
+    failing = SimpleNamespace(**dict.fromkeys(library.FUNCTIONS, lambda *given: 0) | {name: lambda *given: 1})
+    failing.round_bytes = lambda: ctypes.sizeof(library.Round)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: failing)
-    with pytest.raises(MemoryError, match="not enough memory"):
-        learned(SimulatedFederation(unequal()), 1)
+    shuffling._draws_as_numpy.cache_clear()
+    try:
+        with pytest.raises(MemoryError, match=said):
+            learned(SimulatedFederation(unequal()), 1)
+    finally:
+        shuffling._draws_as_numpy.cache_clear()
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(5), torch.zeros(10_000)])

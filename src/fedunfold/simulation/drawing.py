@@ -5,19 +5,23 @@ import torch
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
-from fedunfold.simulation.plan import plan
+from fedunfold.simulation.plan import Plan, plan
 from fedunfold.simulation.schedule import Draw, Schedule, Share
 
 Clients = list[tuple[Draw, Share]]
 
 
 class Drawing:
-    """Schedules are for walks on a device and in some precision."""
+    """Schedules are for walks on a device and in some precision; so many threads may draw them."""
 
-    def __init__(self, environment: Environment, data: FederatedData, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, environment: Environment, data: FederatedData, device: torch.device, dtype: torch.dtype, threads: int = 1
+    ) -> None:
         self._environment, self._data, self._device, self._dtype = environment, data, device, dtype
+        self._threads = threads
         self._shares: tuple[int, list[Share]] | None = None
-        self._ahead: tuple[Clients, Schedule] | None = None
+        self._ahead: tuple[Clients, Plan] | None = None
+        self._sent: Schedule | None = None
 
     @property
     def most_rows(self) -> int:
@@ -43,11 +47,21 @@ class Drawing:
         return self._shares[1]
 
     def schedule(self, clients: Clients) -> Schedule:
-        """The minibatches of clients, unless `look_ahead` has drawn them already."""
-        if self._ahead is not None and self._ahead[0] == clients:
-            return self._ahead[1]
-        return plan(clients, self._environment.batch_size, self.most_rows).on(self._device, self._dtype)
+        """The minibatches of clients, unless they were drawn ahead."""
+        if self._ahead is None or self._ahead[0] != clients:
+            return self._plan(clients).on(self._device, self._dtype)
+        self.send_ahead()
+        assert self._sent is not None
+        return self._sent
 
-    def look_ahead(self, clients: Clients) -> None:
-        """Draw minibatches that will be asked for next, and send them to the device."""
-        self._ahead = clients, self.schedule(clients)
+    def draw_ahead(self, clients: Clients) -> None:
+        """Draw minibatches that will be asked for next."""
+        self._ahead, self._sent = (clients, self._plan(clients)), None
+
+    def send_ahead(self) -> None:
+        """Send what was drawn ahead to the device, where that has not been done; it may wait for what this is at."""
+        if self._ahead is not None and self._sent is None:
+            self._sent = self._ahead[1].on(self._device, self._dtype)
+
+    def _plan(self, clients: Clients) -> Plan:
+        return plan(clients, self._environment.batch_size, self.most_rows, self._threads)

@@ -50,8 +50,8 @@ class SimulatedFederation:
     `model` builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own. Stacks of
     linear layers take a path of their own, anything else runs as it is, lane by lane, with the same result.
     `memory_budget` bounds the bytes of iterates that the exact adjoint keeps of one round; by default 768 MiB, or a
-    quarter of a GPU's memory. It works with as many threads as torch has when it is made, and beside a
-    GPU with one.
+    quarter of a GPU's memory. It works with as many threads as torch has when it is made; beside a GPU
+    these only draw minibatches.
 
     >>> import fedunfold as fu
     >>> federation = fu.SimulatedFederation(fu.environment("digits-label-skew"))
@@ -91,7 +91,7 @@ class SimulatedFederation:
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         self._threads = torch.get_num_threads() if self._device.type == "cpu" else 1
         self._samples = Samples(self._kernel, self._x, y, self._threads)
-        self._drawing = Drawing(environment, data, self._device, dtype)
+        self._drawing = Drawing(environment, data, self._device, dtype, torch.get_num_threads())
         self._walks = Walks(self._samples, self._drawing.most_rows, budget)
         self._held = HeldData(data, self._samples, environment.batch_size)
         self.clients: Sequence[ClientInfo] = tuple(
@@ -135,9 +135,10 @@ class SimulatedFederation:
 
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
         brought = self._let_train(rounds)
+        self._look_ahead(rounds)
         # All that a GPU has to do comes before the first number that is waited for.
         found = [self._ask_absent(round) for round in rounds]
-        self._look_ahead(rounds)
+        self._drawing.send_ahead()
         if brought is None:
             return [self._report(round, None, own) for round, own in zip(rounds, found, strict=True)]
         parts = brought.of_runs([len(round.there) for round in rounds])
@@ -253,14 +254,14 @@ class SimulatedFederation:
         return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
 
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
-        """Draw the next round's minibatches while a GPU is busy with this one's, and send them to it."""
+        """Draw the next round's minibatches while a GPU is busy with this one's."""
         if self._device.type == "cpu":
             return
         requests = [replace(round.request, round=round.request.round + 1) for round in rounds]
         following = [self._round(request) for request in requests]
         clients = [walk for round in following for walk in round.walks(round.there)]
         if clients:
-            self._drawing.look_ahead(clients)
+            self._drawing.draw_ahead(clients)
 
     @property
     def _statistics(self) -> int:

@@ -15,6 +15,9 @@ from fedunfold.simulation.kernel import Batch, Kernel, Parameters, flatten, unfl
 ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 """As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
 
+NUMBERS_AT_ONCE = 2**28
+"""Activations of a layer, of all models that read together."""
+
 
 def outer_loss(
     kernel: Kernel, model: Tensor, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss
@@ -23,7 +26,7 @@ def outer_loss(
     parameters = _parameters(kernel, model[None])
     gradient = [torch.zeros_like(p) for p in parameters]
     total = torch.zeros((), dtype=model.dtype, device=model.device)
-    for rows, batch in _batches(x, y):
+    for rows, batch in _batches(x, y, ROWS_AT_ONCE[x.device.type]):
         logits, pullback = kernel.linearize(parameters, batch)
         values, slope = outer.values(logits[0], y[rows])
         total += values @ coefficients[rows]
@@ -35,7 +38,9 @@ def predictions(kernel: Kernel, models: Tensor, x: Tensor, y: Tensor) -> tuple[T
     """Predicted class and cross-entropy of every sample, [R, N], for models [R, d] that read the samples together."""
     parameters = _parameters(kernel, models)
     pieces = []
-    for _, batch in _batches(x, y, len(models)):
+    widest = max(shape[0] for shape in kernel.shapes)
+    at_once = max(1, min(ROWS_AT_ONCE[x.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
+    for _, batch in _batches(x, y, at_once, len(models)):
         logits = kernel.logits(parameters, batch)
         pieces.append((logits.argmax(-1), cross_entropy_values(logits, batch.y)))
     return torch.cat([predicted for predicted, _ in pieces], 1), torch.cat([losses for _, losses in pieces], 1)
@@ -46,8 +51,7 @@ def _parameters(kernel: Kernel, models: Tensor) -> Parameters:
     return unflatten(models, kernel.shapes + kernel.statistics)
 
 
-def _batches(x: Tensor, y: Tensor, models: int = 1) -> Iterator[tuple[slice, Batch]]:
-    at_once = ROWS_AT_ONCE[x.device.type]
+def _batches(x: Tensor, y: Tensor, at_once: int, models: int = 1) -> Iterator[tuple[slice, Batch]]:
     for begin in range(0, len(y), at_once):
         rows = slice(begin, min(begin + at_once, len(y)))
         shared = x[rows].expand(models, *x[rows].shape), y[rows].expand(models, -1)

@@ -32,9 +32,9 @@ class Plan:
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
-def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Plan:
+def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int, threads: int = 1) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
-    minibatch short. `width` is the number of rows they are padded to, whoever is there."""
+    minibatch short. `width` is the number of rows they are padded to, whoever is there; `threads` may draw them."""
     order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
     longest = walks[order[0]][1].steps(batch_size)
     rows = np.empty((longest, len(order), width), dtype=np.int32)
@@ -49,6 +49,6 @@ def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int) -> Pl
             epochs.append((lane, epoch * per_epoch, share.size))
             steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
             counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
-    shuffle_rows(rows, np.array(keys), np.array(epochs))
+    shuffle_rows(rows, np.array(keys), np.array(epochs), threads)
     draws = tuple((walks[index][0], walks[index][1].key) for index in order)
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)

@@ -227,6 +227,7 @@ __device__ __forceinline__ void project(const real* x, const Own& own, const int
 }
 
 constexpr int AHEAD = 2;  // tiles of rows that are on their way
+static_assert(DEEP >= AHEAD);
 
 // W₁ −= η δ₁ᵀ x for the sixteens from the j-th to the last of this warp before `end`, N at once. step(j, sum) is given
 // δ₁ᵀ x of those from the j-th on; beyond the end there are sums of no meaning.
@@ -356,7 +357,7 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
         for (int n = 0; n < WIDE; ++n)
             each(sum[0][n], 16 * m, 8 * tile_of_rows(n), [&](int unit, int i, real value) {
                 value += s.bias2[unit];
-                s.a2[i * STRIDE2 + unit] = value > 0 ? value : real(0);
+                s.a2[i * STRIDE2 + unit] = value < 0 ? real(0) : value;  // NaN stays
             });
     }
     block_sync();
@@ -496,7 +497,7 @@ pair(const real* x, const long long* y, const int* rows, const real* means, cons
         };
         add_over_pair<UNITS, STRIDE1>(s.z, ask_for_next, [&](real value, int unit) {
             value += s.bias1[unit];
-            return value > 0 ? value : real(0);
+            return value < 0 ? real(0) : value;
         });
         above(s, batch, rate, loss, outer);
         note(next, label, mean);

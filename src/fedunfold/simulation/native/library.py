@@ -17,6 +17,7 @@ log = logging.getLogger("fedunfold")
 VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
 TYPES = {torch.float32: "float", torch.float64: "double"}
 COUNTS = ("layers", "lanes", "steps", "rows", "threads", "start_stride", "along")
+FUNCTIONS = ("shuffle_rows", *(f"{name}_{of}" for name in ("forward", "backward", "predict") for of in TYPES.values()))
 POINTERS = (
     *("sizes", "x", "marks", "background", "overlaps", "labels", "batches", "counts", "means"),
     *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums"),
@@ -52,10 +53,13 @@ def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, ro
 
 
 def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
-    """Orders of rows; `shuffling.py` says of what."""
+    """Orders of rows; `shuffling.py` says of what, and that all epochs lie within the rows."""
     _, lanes, width = rows.shape
     arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
-    if not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays):
+    if (
+        not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
+        or not rows.flags.writeable
+    ):
         raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
     library = _library()
     assert library is not None
@@ -104,7 +108,7 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         log.warning("rounds are made by torch, because the compiled walk cannot be loaded: %s", error)
         return None
-    if size != ctypes.sizeof(Round):
+    if size != ctypes.sizeof(Round) or not all(hasattr(library, name) for name in FUNCTIONS):
         log.warning(
             "rounds are made by torch, because the compiled walk is another version's; install fedunfold again."
         )

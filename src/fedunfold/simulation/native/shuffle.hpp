@@ -70,7 +70,7 @@ inline void shuffle_epochs(
     others.reserve(threads);
     try {
         for (int t = 1; t < threads; t++) others.emplace_back(work, t);
-    } catch (const std::system_error&) {  // a thread that cannot be had: the others do its work
+    } catch (...) {  // a thread that cannot be had, or no memory for it: the others do its work
     }
     work(0);
     for (std::thread& other : others) other.join();

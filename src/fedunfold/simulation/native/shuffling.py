@@ -1,6 +1,5 @@
 """Orders in which clients meet their rows."""
 
-import os
 from functools import lru_cache
 
 import numpy as np
@@ -13,11 +12,11 @@ WORTH_THREADS = 100_000
 """Rows: of fewer, threads take as long to begin as to draw them."""
 
 
-def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
+def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
     """Add to the rows [S, L, B] of epochs what `randomness.permutation` draws with their keys [N, 2].
 
     An epoch [N, 3] is a lane, its first step and its number of rows. Compiled code draws what numpy draws, in half the
-    time.
+    time, and of many rows with as many of the threads as help.
     """
     steps, lanes, width = rows.shape
     lane, first, size = epochs.T
@@ -26,8 +25,7 @@ def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None
     if keys.shape != (len(epochs), 2):
         raise ValueError(f"there are keys of shape {keys.shape} for {len(epochs)} epochs.")
     if _draws_as_numpy():
-        threads = min(MOST_THREADS, os.cpu_count() or 1) if size.sum() >= WORTH_THREADS else 1
-        shuffle(rows, keys, epochs, threads)
+        shuffle(rows, keys, epochs, min(MOST_THREADS, threads) if size.sum() >= WORTH_THREADS else 1)
     else:
         _shuffle_by_numpy(rows, keys, epochs)
 

@@ -11,7 +11,6 @@
 #include <new>
 #include <numeric>
 #include <queue>
-#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>

@@ -58,8 +58,8 @@ void deal(const Round<T>& round, const Stack<T>& stack, int passes, Begin begin,
     std::vector<std::thread> others;
     try {
         for (int t = 1; t < std::min(round.threads, round.lanes); t++) others.emplace_back(work);
-    } catch (const std::system_error&) {
-        // No more threads to be had: those there are do it.
+    } catch (...) {
+        // No more threads to be had, or no memory for them: those there are do it.
     }
     work();
     for (std::thread& other : others) other.join();
