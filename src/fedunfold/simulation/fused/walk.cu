@@ -276,7 +276,7 @@ __device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& out
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 real z = a.v[j] + s.w.bias1[u + j];
-                a.v[j] = z < 0 ? real(0) : z;  // NaN stays
+                a.v[j] = z > 0 ? z : real(0);
             }
             hand_round(s.a1 + at, a);
         }
@@ -297,7 +297,7 @@ __device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& out
             }
         }
 #if LAYERS == 3
-        for (int i = 0; i < 4; ++i) sum.v[i] = sum.v[i] < 0 ? real(0) : sum.v[i];
+        for (int i = 0; i < 4; ++i) sum.v[i] = sum.v[i] > 0 ? sum.v[i] : real(0);
         set(s.own_a2 + u * OWN4 + r, sum);
 #else
         set(s.own_slope2 + u * OWN4 + r, sum);  // logits, for now
