@@ -434,7 +434,7 @@ __device__ __forceinline__ void above(Shared& s, const Minibatch& batch, real ra
     add_over_pair<UNITS, STRIDE1>(s.z, step_second, [](real value, int) { return value; });
 }
 
-// give(number, where it stands among the parameters, or −1) for what is neither the first layer's weight nor its own.
+// give(number, where it stands among the parameters, or −1 for padding) for all but the weights of the first layer.
 template <class Give>
 __device__ __forceinline__ void each_above(Shared& s, int first_unit, Give give) {
     for (int u = thread(); u < UNITS; u += THREADS) give(s.bias1[u], u < FIRST ? BIAS1 + u : -1);
