@@ -31,8 +31,11 @@ def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> M
 
 def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:
     """The model that a run starts from: built under a seed of its own, leaving torch's generator alone."""
+    drawn = randomness.integer(seed, "model", run)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.integer(seed, "model", run))
+        torch.default_generator.manual_seed(drawn)
+        if torch.cuda.is_available():  # where it is not, torch would note the seed down, and more of them every time
+            torch.cuda.manual_seed_all(drawn)
         return build()
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedunfold.simulation.plan import plan
-from fedunfold.simulation.schedule import Draw, Schedule, Share, sample_coefficients
+from fedunfold.simulation.plan import plan, sample_coefficients
+from fedunfold.simulation.schedule import Draw, Schedule, Share
 
 KEYS = ("a", "b", "c", "d", "e")
 shares = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=4)
@@ -162,15 +162,20 @@ def test_every_epoch_is_reshuffled() -> None:
 
 
 @settings(max_examples=40)
-@given(size=st.integers(1, 12), epochs=st.integers(1, 3), batch_size=st.integers(1, 15), seed=st.integers(0, 99))
-def test_sample_coefficients_are_the_means_a_sample_enters(size: int, epochs: int, batch_size: int, seed: int) -> None:
-    draw, share = Draw(seed, "learn-0", 1), Share("a", 4, size, epochs)
-    entered: Counter[int] = Counter()
-    for epoch in range(epochs):
-        order = draw.permutation("a", epoch, size).tolist()
-        for begin in range(0, size, batch_size):
-            piece = order[begin : begin + batch_size]
-            for row in piece:
-                entered[row] += 1 / len(piece)  # type: ignore[assignment]
-    expected = [entered[row] for row in range(size)]
-    assert sample_coefficients(draw, share, batch_size).tolist() == pytest.approx(expected)
+@given(clients=shares, batch_size=st.integers(1, 10), seed=st.integers(0, 99))
+def test_sample_coefficients_are_the_means_a_sample_enters(
+    clients: list[tuple[int, int]], batch_size: int, seed: int
+) -> None:
+    draw, split = Draw(seed, "learn-0", 1), listed(clients)
+    expected: list[float] = []
+    for share in split:
+        entered: Counter[int] = Counter()
+        for epoch in range(share.epochs):
+            order = draw.permutation(share.key, epoch, share.size).tolist()
+            for begin in range(0, share.size, batch_size):
+                piece = order[begin : begin + batch_size]
+                for row in piece:
+                    entered[row] += 1 / len(piece)  # type: ignore[assignment]
+        expected += [entered[row] for row in range(share.size)]
+    found = sample_coefficients([(draw, share) for share in split], batch_size)
+    assert found.tolist() == pytest.approx(expected)

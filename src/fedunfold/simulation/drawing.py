@@ -5,7 +5,7 @@ import torch
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
-from fedunfold.simulation.plan import Plan, plan
+from fedunfold.simulation.plan import Plan, plan, sample_coefficients
 from fedunfold.simulation.schedule import Draw, Schedule, Share
 
 Clients = list[tuple[Draw, Share]]
@@ -62,6 +62,10 @@ class Drawing:
         """Send what was drawn ahead to the device, where that has not been done; it may wait for what this is at."""
         if self._ahead is not None and self._sent is None:
             self._sent = self._ahead[1].on(self._device, self._dtype)
+
+    def coefficients(self, clients: Clients) -> np.ndarray:
+        """How much each of their samples counts where all minibatches meet the same model."""
+        return sample_coefficients(clients, self._environment.batch_size, self._threads)
 
     def _plan(self, clients: Clients) -> Plan:
         return plan(clients, self._environment.batch_size, self.most_rows, self._threads)

@@ -93,7 +93,7 @@ class SimulatedFederation:
         self._samples = Samples(self._kernel, self._x, y, self._threads)
         self._drawing = Drawing(environment, data, self._device, dtype, torch.get_num_threads())
         self._walks = Walks(self._samples, self._drawing.most_rows, budget)
-        self._held = HeldData(data, self._samples, environment.batch_size)
+        self._held = HeldData(data, self._samples, self._drawing)
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)

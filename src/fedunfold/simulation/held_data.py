@@ -11,16 +11,17 @@ from torch import Tensor
 from fedunfold.data.federated import FederatedData
 from fedunfold.errors import InputError
 from fedunfold.federation import Evaluation, RoundRequest
+from fedunfold.simulation.drawing import Drawing
 from fedunfold.simulation.round import Round
 from fedunfold.simulation.samples import Samples
-from fedunfold.simulation.schedule import sample_coefficients, upload
+from fedunfold.simulation.schedule import upload
 
 
 class HeldData:
     """`samples` are the clients' rows one after the other; the test set is held where and as precisely as they are."""
 
-    def __init__(self, data: FederatedData, samples: Samples, batch_size: int) -> None:
-        self._data, self._samples, self._batch_size = data, samples, batch_size
+    def __init__(self, data: FederatedData, samples: Samples, drawing: Drawing) -> None:
+        self._data, self._samples, self._drawing = data, samples, drawing
         self._sizes = np.array(data.sizes)
 
     def outer_at(self, round: Round, clients: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,7 @@ class HeldData:
         rows = self._places(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
         x, y = self._samples.x, self._samples.y
-        weights = upload(self._minibatch_coefficients(round, clients) * factors, x.device, x.dtype)
+        weights = upload(self._drawing.coefficients(round.walks(clients)) * factors, x.device, x.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[y[upload(rows, y.device)]]
@@ -44,7 +45,7 @@ class HeldData:
             return out
         _, losses = self._samples.predictions(round.request.model, self._places(clients))
         sizes = self._sizes[clients]
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._minibatch_coefficients(round, clients)
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._drawing.coefficients(round.walks(clients))
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
@@ -94,6 +95,3 @@ class HeldData:
         """Where the rows of these clients are."""
         offsets = self._data.offsets
         return np.concatenate([np.arange(offsets[k], offsets[k + 1], dtype=np.int32) for k in clients])
-
-    def _minibatch_coefficients(self, round: Round, clients: np.ndarray) -> np.ndarray:
-        return np.concatenate([sample_coefficients(*walk, self._batch_size) for walk in round.walks(clients)])

@@ -32,23 +32,47 @@ class Plan:
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
-def plan(walks: Sequence[tuple[Draw, Share]], batch_size: int, width: int, threads: int = 1) -> Plan:
+Walks = Sequence[tuple[Draw, Share]]
+
+
+def plan(walks: Walks, batch_size: int, width: int, threads: int = 1) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
     minibatch short. `width` is the number of rows they are padded to, whoever is there; `threads` may draw them."""
     order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
-    longest = walks[order[0]][1].steps(batch_size)
-    rows = np.empty((longest, len(order), width), dtype=np.int32)
-    rows[:] = np.array([walks[index][1].start for index in order], dtype=np.int32)[:, None]
-    counts = np.zeros((longest, len(order)), dtype=np.int32)
-    keys, epochs = [], []
-    for lane, index in enumerate(order):
-        draw, share = walks[index]
-        per_epoch = share.steps(batch_size) // share.epochs
-        for epoch in range(share.epochs):
-            keys.append(draw.philox_key(share.key, epoch))
-            epochs.append((lane, epoch * per_epoch, share.size))
-            steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
-            counts[steps, lane] = np.minimum(width, share.size - width * np.arange(per_epoch))
-    shuffle_rows(rows, np.array(keys), np.array(epochs), threads)
-    draws = tuple((walks[index][0], walks[index][1].key) for index in order)
+    ordered = [walks[index] for index in order]
+    shape = ordered[0][1].steps(batch_size), len(order)
+    rows, counts = np.empty((*shape, width), dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    rows[:] = np.array([share.start for _, share in ordered], dtype=np.int32)[:, None]
+    epochs = []
+    for lane, (_, share) in enumerate(ordered):
+        steps = share.steps(batch_size)
+        per_epoch = steps // share.epochs
+        epochs += [(lane, first, share.size) for first in range(0, steps, per_epoch)]
+        counts[:steps, lane] = np.tile(np.minimum(width, share.size - width * np.arange(per_epoch)), share.epochs)
+    shuffle_rows(rows, _keys(ordered), np.array(epochs), threads)
+    draws = tuple((draw, share.key) for draw, share in ordered)
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
+
+
+def sample_coefficients(walks: Walks, batch_size: int, threads: int = 1) -> np.ndarray:
+    """Σ_e 1/|b_e(i)| of every sample i, one client after the other: how often and how much it counts when all
+    minibatches of a round meet the same model."""
+    shares = [share for _, share in walks]
+    sizes, epochs = np.array([share.size for share in shares]), [share.epochs for share in shares]
+    width = min(batch_size, int(sizes.max()))
+    # All epochs of all clients one after the other: side by side, short ones would be padded to the longest.
+    size, begin = np.repeat(sizes, epochs), np.repeat(np.cumsum(sizes) - sizes, epochs)
+    steps = -(-size // width)
+    ends = np.cumsum(steps)
+    rows = np.empty((ends[-1], 1, width), dtype=np.int32)
+    rows[:] = np.repeat(begin, steps)[:, None, None]
+    shuffle_rows(rows, _keys(walks), np.stack([np.zeros_like(size), ends - steps, size], 1), threads)
+    counts = np.full((len(rows), 1), width)
+    counts[ends - 1, 0] = size - (steps - 1) * width
+    means = (np.arange(width) < counts) / counts
+    return np.bincount(rows.ravel(), means.ravel())
+
+
+def _keys(walks: Walks) -> np.ndarray:
+    """What the order in every epoch of every client is drawn with."""
+    return np.array([draw.philox_key(share.key, epoch) for draw, share in walks for epoch in range(share.epochs)])

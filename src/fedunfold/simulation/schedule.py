@@ -85,15 +85,3 @@ class Schedule:
     def seeds(self, step: int) -> list[int]:
         """For what the models of the lanes that still train draw themselves in a step."""
         return [draw.noise(key, step) for draw, key in self.draws[: self.active[step]]]
-
-
-def sample_coefficients(draw: Draw, share: Share, batch_size: int) -> np.ndarray:
-    """Σ_e 1/|b_e(i)|: how often and how much sample i counts when all minibatches meet the same model."""
-    coefficients = np.zeros(share.size)
-    sizes = np.full(share.size, min(batch_size, share.size), dtype=np.float64)
-    remainder = share.size % batch_size
-    if remainder:
-        sizes[-remainder:] = remainder
-    for epoch in range(share.epochs):
-        coefficients[draw.permutation(share.key, epoch, share.size)] += 1 / sizes
-    return coefficients

@@ -201,7 +201,7 @@ def learn(
     try:
         for m in range(saved, learning.iterations):
             loss, gradient, set_aside = _step(
-                federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m
+                federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m, start
             )
             first = progress.losses[0] if progress.losses else loss
             gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
@@ -219,15 +219,16 @@ def learn(
 
 
 def _step(
-    federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int
+    federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int, first: Tensor
 ) -> tuple[float, Tensor, list[SetAside]]:
-    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws, and who was set aside."""
+    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws, and who was set aside; `first`
+    is the initial model of the first run."""
     theta, root = roots[:, :-1], roots[:, -1]
     set_aside: list[SetAside] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
     for draw in range(learning.draws):
         run = f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}"
-        start = federation.initial_model(run if learning.initial_model == "resample" else "learn-0")
+        start = federation.initial_model(run) if learning.initial_model == "resample" else first
         found = unfold(
             *(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint),
             run=run,
