@@ -93,6 +93,9 @@ class RoundReport:
     for. Where updates are compared, the parts of present clients are not in `outer_loss` and `outer_gradient` yet, but
     one by one in `own_outer_loss[P]` and `own_outer_gradients[P, d]`: some may still be set aside.
 
+    `norms[P]` are the lengths ‖Δ_k‖ of the updates where these have been measured on the way: who changes an update
+    takes them out.
+
     `refused` are clients that were there with something that cannot be used, and why; they count as absent.
 
     The last `statistics` numbers of a model are running statistics of its layers: they are averaged with Θ as they
@@ -121,6 +124,7 @@ class RoundReport:
     own_outer_loss: Tensor | None = None
     own_outer_gradients: Tensor | None = None
     hidden: HiddenUpdates | None = None
+    norms: Tensor | None = None
     statistics: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
 

@@ -74,7 +74,7 @@ class Aggregator:
         >>> [float(rule.combine(updates, torch.ones(3) / 3)) for rule in (mean(), median(), trimmed(1 / 3))]
         [3.0, 1.0, 1.0]
         """
-        alpha = coefficients.to(updates)
+        alpha = coefficients.to(updates.device, updates.dtype, non_blocking=updates.is_cuda)
         if self.name == "mean":
             return alpha @ updates
         total = alpha.sum()

@@ -3,11 +3,10 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +33,7 @@ from fedunfold.federation import (
 )
 from fedunfold.robust import Aggregator, mean
 from fedunfold.run_state import RunState, fingerprint, load_states, save_states
-from fedunfold.screening import Screen, SetAside, Sifted, check_screen, measured, sift
+from fedunfold.screening import Screen, SetAside, Sifted, check_screen, sift
 from fedunfold.server import ServerOptimizer, plain
 from fedunfold.threads import threads_for
 from fedunfold.updates import LocalUpdate, sgd
@@ -98,11 +97,10 @@ class Algorithm:
             **more,
         )
 
-    def sift(self, report: RoundReport, past: Sequence[Tensor], norms: np.ndarray | None = None) -> Sifted:
-        """The report without what is set aside; `past` are the lengths of the updates in the rounds before, and `norms`
-        those of this one where they have been measured."""
+    def sift(self, report: RoundReport, past: Sequence[Tensor]) -> Sifted:
+        """The report without what is set aside; `past` are the lengths of the updates in the rounds before."""
         same_steps = self.update.normalise_steps or self.update.accumulate
-        return sift(report, self.screen, past, same_steps=same_steps, norms=norms)
+        return sift(report, self.screen, past, same_steps=same_steps)
 
 
 def check_algorithm(given: object) -> None:
@@ -170,7 +168,7 @@ def _aggregated(
 
 def _check_finite(models: Sequence[Tensor], round: int, algorithm: Algorithm) -> None:
     """Of several models at once, because a GPU has to be waited for."""
-    if not torch.stack(list(models)).sum(1).isfinite().all():
+    if not torch.stack(list(models)).sum(1).cpu().isfinite().all():
         raise DivergenceError(
             f"round {round}: the aggregated model is not finite; lower the learning rate of the "
             f"server (now {algorithm.server.lr}) or of the clients."
@@ -332,26 +330,28 @@ def _after_round(
     ]
     together = federation if isinstance(federation, TrainsTogether) else None
     reports = together.train_together(requests) if together else [federation.train(request) for request in requests]
-    after = []
-    for state, report, norms in zip(states, reports, measured(reports), strict=True):
-        sifted = algorithm.sift(report, state.lengths, norms)
-        row, remembered = rule(sifted.report, state.rule)
-        before = Server(state.model, state.moments, state.memory)
-        server, put_together = _aggregated(before, sifted.report, row, algorithm)
-        after.append(
-            RunState(
-                server.model,
-                server.moments,
-                server.memory,
-                remembered,
-                [*state.weights, row],
-                [*state.present, put_together.present],
-                state.evaluations,
-                [*state.lengths, sifted.lengths],
-                [*state.set_aside, *sifted.set_aside],
-            )
-        )
-    models = [state.model for state in after]
+    sifted = [algorithm.sift(report, state.lengths) for report, state in zip(reports, states, strict=True)]
+    ruled = [rule(found.report, state.rule) for found, state in zip(sifted, states, strict=True)]
+    made = [
+        _aggregated(Server(state.model, state.moments, state.memory), found.report, row, algorithm)
+        for state, found, (row, _) in zip(states, sifted, ruled, strict=True)
+    ]
+    models = [server.model for server, _ in made]
     _check_finite(models, t, algorithm)
     tests = together.evaluate_together(models) if together else [federation.evaluate(model) for model in models]
-    return [replace(state, evaluations=[*state.evaluations, test]) for state, test in zip(after, tests, strict=True)]
+    return [
+        RunState(
+            server.model,
+            server.moments,
+            server.memory,
+            remembered,
+            [*state.weights, row],
+            [*state.present, put_together.present],
+            [*state.evaluations, test],
+            [*state.lengths, found.lengths],
+            [*state.set_aside, *found.set_aside],
+        )
+        for state, found, (row, remembered), (server, put_together), test in zip(
+            states, sifted, ruled, made, tests, strict=True
+        )
+    ]

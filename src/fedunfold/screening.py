@@ -89,18 +89,16 @@ def sift(
     past: Sequence[Tensor],
     *,
     same_steps: bool = False,
-    norms: np.ndarray | None = None,
 ) -> Sifted:
     """Look at a round's updates, and set aside those that cannot be used.
 
-    `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike. `norms`
-    are what `measured` gives for this report, if it has been asked already.
+    `past` are the lengths of earlier rounds; `same_steps` says that the local update scales all walks alike.
     """
     lengths = np.full(len(report.keys), math.nan)
     reasons = dict(report.refused)
     if report.hidden is None:
         there = np.flatnonzero(report.present.numpy())
-        norms = measured([report])[0] if norms is None else norms
+        norms = _norms(report).numpy()
         finite = usable(report.updates).cpu().numpy() if report.statistics else np.isfinite(norms)
         own = np.ones(len(there)) if same_steps else np.maximum(report.steps.numpy()[there], 1)
         found = np.log(np.maximum(norms / np.sqrt(own), NOTHING))
@@ -129,11 +127,13 @@ def sift(
     return Sifted(report, torch.from_numpy(lengths), set_aside)
 
 
-def measured(reports: Sequence[RoundReport]) -> list[np.ndarray]:
-    """‖Δ_k‖ [P] of every report, waited for once."""
+def _norms(report: RoundReport) -> Tensor:
+    """‖Δ_k‖ [P]."""
+    if report.norms is not None:
+        return report.norms
     # Running statistics are no part of a step, and may be far larger than one.
-    norms = [report.updates[:, : report.updates.shape[1] - report.statistics].norm(dim=1) for report in reports]
-    return np.split(torch.cat(norms).cpu().double().numpy(), np.cumsum([len(own) for own in norms])[:-1])
+    norms: Tensor = report.updates[:, : report.updates.shape[1] - report.statistics].norm(dim=1)
+    return norms.cpu().double()
 
 
 def _range(found: np.ndarray, past: Sequence[Tensor]) -> tuple[float, float]:
@@ -184,6 +184,7 @@ def _of(report: RoundReport, accepted: np.ndarray) -> RoundReport:
         steps=torch.where(present, report.steps, 0),
         updates=report.updates[kept],
         gradients=None if report.gradients is None else report.gradients[kept],
+        norms=None if report.norms is None else report.norms[torch.from_numpy(accepted)],
         loss=unsaid(report.loss),
         start_loss=unsaid(report.start_loss),
         accuracy=unsaid(report.accuracy),

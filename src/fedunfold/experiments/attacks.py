@@ -78,4 +78,4 @@ class NoisyFederation(SimulatedFederation):
                 stream = generator(self.environment.seed, "attack", request.run, request.round, key)
                 noise = torch.from_numpy(stream.normal(size=len(row))).to(row)
                 row.copy_(TIMES * row.norm() * noise / noise.norm())
-        return replace(report, updates=updates)
+        return replace(report, updates=updates, norms=None)

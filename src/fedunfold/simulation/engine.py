@@ -171,6 +171,7 @@ class SimulatedFederation:
             outer_gradient=sum(found.outer_gradients[1:], found.outer_gradients[0]) if found.outer_gradients else None,
             own_outer_loss=found.own_outer_loss,
             own_outer_gradients=found.own_outer_gradients,
+            norms=found.norms,
             statistics=self._statistics,
             refused=refused,
         )
@@ -277,20 +278,19 @@ class SimulatedFederation:
         walk = self._walk(rounds)
         order = np.array(walk.schedule.order)
         if len(rounds) == 1:
-            first = begun = rounds[0].request.model.expand(lanes, -1)
+            begun = rounds[0].request.model.expand(lanes, -1)
         else:
-            owners = upload(np.repeat(np.arange(len(rounds)), counts), self._device)
-            first = torch.stack([round.request.model for round in rounds])[owners]
-            begun = first[upload(order, self._device)]
+            owners = np.repeat(np.arange(len(rounds)), counts)[order]
+            begun = torch.stack([round.request.model for round in rounds])[upload(owners, self._device)]
         tally = self._tally(rounds[0].request, lanes)
         with self._threads_of(walk):
-            models = walk.forward(begun, tally)
+            walked = walk.forward(begun, tally) - begun
         if (order != np.arange(lanes)).any():
             back = upload(np.argsort(order), self._device)
-            models, tally = models[back], tally.of(back)
+            walked, tally = walked[back], tally.of(back)
         after = np.concatenate([round.after[round.there] for round in rounds])
         scales = self._column(after) if (after != 1).any() else None
-        return Brought.by_walks(models - first, scales, tally, self._statistics)
+        return Brought.by_walks(walked, scales, tally, self._statistics)
 
     def _gather(self, round: Round, brought: Brought, found: Findings) -> Round:
         """What the present clients' training brought; the round without those whose numbers are not finite."""
@@ -300,14 +300,18 @@ class SimulatedFederation:
             self._refuse_divergence(finite, round)
             brought, round = brought.of(torch.from_numpy(finite)), round.of(finite)
         there, tally, walked = round.there, brought.tally, brought.walked
-        loss, outer_loss = brought.numbers[:2]
+        loss, outer_loss, norms = brought.numbers
         found.updates, found.loss[there] = brought.updates, loss.numpy()
+        if not self._statistics:  # running statistics are no part of a step's length
+            found.norms = norms
         if request.compares_updates:
             found.own_outer_loss = outer_loss
-        else:
+        elif request.outer is not None:
             found.outer_loss += float(outer_loss.sum())
         if "accuracy" in request.needs:
             found.accuracy[there] = self._held.accuracies(request.model + found.updates, there)
+        if "gradients" not in request.needs and request.outer is None:
+            return round
         # Without prox and momentum w^(t) − w_k = η c_k Σ ∇ℓ_b, so that sums of gradients need no adding up.
         per_update = -1 / (self.lr * round.inside[there])
         if "gradients" in request.needs:

@@ -103,6 +103,7 @@ class Findings:
     accuracy: np.ndarray
     updates: Tensor
     gradients: Tensor
+    norms: Tensor | None = None
     outer_loss: float = 0.0
     absent_loss: Tensor | None = None
     outer_gradients: list[Tensor] = field(default_factory=list)

@@ -13,11 +13,18 @@ from torch import Tensor
 
 from fedunfold import randomness
 
+SMALL = 64 * 1024
+"""Bytes that go to a GPU's queue as they are. Of more the device would have to be waited for, unless they lie in memory
+that it can reach by itself."""
+
 
 def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """On the device; numpy's memory is read before this returns, and what is small is not waited for."""
+    """On the device; numpy's memory is read before this returns, and what the device is at is not waited for."""
     held = torch.from_numpy(np.ascontiguousarray(values))
-    return held.to(dtype or held.dtype).to(device, non_blocking=True)
+    held = held.to(dtype or held.dtype)
+    if device.type == "cuda" and held.nbytes > SMALL:
+        held = held.pin_memory()
+    return held.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
