@@ -118,6 +118,7 @@ class SimulatedFederation:
         rows = self._drawing.most_rows * len(self.clients)
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
+    @_few_threads
     def initial_model(self, run: str) -> Tensor:
         return flat_model(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
 

@@ -66,10 +66,8 @@ class HeldData:
         right = losses.new_zeros(len(models), self._data.classes, dtype=torch.float64)
         right.index_add_(1, y, (predicted == y).double())
         found = torch.cat([right, losses.double().mean(1, keepdim=True)], 1).cpu()  # all that is waited for
-        return [
-            Evaluation(float(per_class.sum() / len(y)), float(loss), per_class / self._test_counts)
-            for per_class, loss in zip(found[:, :-1], found[:, -1], strict=True)
-        ]
+        accuracies, per_class = found[:, :-1].sum(1) / len(y), found[:, :-1] / self._test_counts
+        return list(map(Evaluation, accuracies.tolist(), found[:, -1].tolist(), per_class))
 
     def class_weights(self, request: RoundRequest) -> Tensor | None:
         """Those of the outer loss [C], the server's where it sends them."""

@@ -19,6 +19,7 @@ from fedunfold.rounds import Algorithm, check_algorithm
 from fedunfold.run_state import fingerprint
 from fedunfold.screening import SetAside
 from fedunfold.settings import is_count
+from fedunfold.threads import threads_for
 from fedunfold.unfolding.adam import EPSILON
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.unfolding.progress import Progress
@@ -169,6 +170,7 @@ def learn(
     if kept is not None and (found := Progress.load(kept, betas)) is not None:
         progress, saved = found, len(found.losses)
 
+    @threads_for(0)
     def so_far() -> LearnedWeights:
         used = asdict(_with_steps(algorithm, learning, progress.roots))
         return LearnedWeights(
