@@ -120,6 +120,7 @@ def test_nothing_of_one_set_aside_is_left_in_the_report() -> None:
         own_outer_loss=10.0 ** torch.arange(5),
         outer_gradient=torch.ones(3, dtype=torch.float64),
         own_outer_gradients=updates,
+        norms=updates.norm(dim=1),
         refused={"site-5": "has no arrays"},
     )
     found = sift(seen, "norm", [])
@@ -132,7 +133,28 @@ def test_nothing_of_one_set_aside_is_left_in_the_report() -> None:
     assert left.outer_loss == 7 + 1111
     assert left.outer_gradient.tolist() == [1, 5, 1]
     assert left.own_outer_loss is None and left.own_outer_gradients is None
+    assert left.norms is not None and left.norms.tolist() == [1, 1, 1, 1]
     assert left.steps.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("reliability", [1.0, 0.6])
+def test_lengths_measured_on_the_way_are_those_of_the_updates(reliability: float) -> None:
+    """Under nova, whose updates are not what the clients walked, and where c is set aside as it diverges."""
+    env = tiny(lr=1e3, reliability=reliability)
+    data = env.load()
+    x = data.x.clone() * 1e-4
+    x[data.offsets[2] :] *= 1e30
+    federation = SimulatedFederation(env, replace(data, x=x))
+    start = federation.initial_model(RUN)
+    reports = [federation.train(Algorithm(nova()).request(RUN, t, start)) for t in range(4)]
+    assert any(found.refused for found in reports)
+    for found in reports:
+        assert (found.norms is None) == (not found.present.any())
+        norms = [] if found.norms is None else found.norms.tolist()
+        assert norms == pytest.approx(found.updates.norm(dim=1).tolist(), rel=1e-6)
+        assert sift(found, "finite", []).lengths.tolist() == pytest.approx(
+            sift(replace(found, norms=None), "finite", []).lengths.tolist(), nan_ok=True, rel=1e-6
+        )
 
 
 @given(LENGTHS, st.randoms())
