@@ -1,6 +1,7 @@
 """Times of a device: what is divided by what, and that everything is really done."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,9 @@ def test_a_round_lasts_as_long_as_its_longest_walk() -> None:
 
 def test_the_page_divides_a_learning_by_its_steps() -> None:
     on = OnDevice(2410, 100, 15, Timed(0.03, 0.015, 0.06), Timed(0.5, 0.4, 0.6), Timed(2.0, 1.9, 2.1))
-    text = device_page(DeviceBench(MACHINE, {"made-up": on}))
-    assert "| made-up | 2410 | 100 | 20.0 (10.0 to 40.0) | 0.03 | 0.500 | 2.000 | 4.0 |" in text
+    text = device_page(DeviceBench(MACHINE, {"made-up": on, "on a GPU": replace(on, busy=0.024)}))
+    assert "| made-up | 2410 | 100 | 20.0 (10.0 to 40.0) | 0.03 |  | 0.500 | 2.000 | 4.0 |" in text
+    assert "| on a GPU | 2410 | 100 | 20.0 (10.0 to 40.0) | 0.03 | 80 | 0.500 | 2.000 | 4.0 |" in text
 
 
 def test_measuring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from fedunfold.bench.measuring import Timed, side_by_side
 from fedunfold.environments import Environment, environment
@@ -24,7 +25,7 @@ TRIALS = 10
 @dataclass(frozen=True)
 class OnDevice:
     """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run, and of
-    ten together."""
+    ten together. `busy` are those of a learning in which a GPU computes; in the others it waits for the processor."""
 
     parameters: int
     steps: int
@@ -32,6 +33,7 @@ class OnDevice:
     learning: Timed
     one: Timed
     together: Timed
+    busy: float | None = None
 
     @property
     def microseconds(self) -> Timed:
@@ -82,16 +84,27 @@ def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
 
         return waited
 
+    learned = finished(lambda: learn(federation, env.rounds, learning=learning))
     seconds = side_by_side(
         {
-            "learning": finished(lambda: learn(federation, env.rounds, learning=learning)),
+            "learning": learned,
             "one": finished(lambda: run_together(federation, size(), env.rounds, runs[:1])),
             "together": finished(lambda: run_together(federation, size(), env.rounds, runs)),
         },
         repeats,
     )
     timed = {name: Timed.of(measured) for name, measured in seconds.items()}
-    return OnDevice(len(federation.initial_model("trial-0")), steps_of_a_run(env), learning.iterations, **timed)
+    busy = _busy(learned) if device.type == "cuda" else None
+    parameters = len(federation.initial_model("trial-0"))
+    return OnDevice(parameters, steps_of_a_run(env), learning.iterations, **timed, busy=busy)
+
+
+def _busy(work: Callable[[], None]) -> float:
+    """Seconds of a GPU's kernels and copies, which come one after the other."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        work()
+    microseconds: float = sum(event.self_device_time_total for event in seen.key_averages())
+    return microseconds / 1e6
 
 
 def device_page(found: DeviceBench) -> str:
@@ -100,16 +113,18 @@ def device_page(found: DeviceBench) -> str:
     lines = [
         "# Times on a device\n",
         "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
-        "learning by the fast schedule, divided by its steps, with all that comes between them. Machine: "
+        "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU is "
+        "at work for the part that is given; for the rest it waits for the processor. Machine: "
         f"{made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
-        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | a run (s) | "
-        f"{TRIALS} runs together (s) | times one |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) | "
+        f"a run (s) | {TRIALS} runs together (s) | times one |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():
         step, one, together = on.microseconds, on.one.median, on.together.median
+        busy = "" if on.busy is None else f"{100 * on.busy / on.learning.median:.0f}"
         lines.append(
             f"| {name} | {on.parameters} | {on.steps} | {step.median:.1f} ({step.least:.1f} to {step.most:.1f}) | "
-            f"{on.learning.median:.2f} | {one:.3f} | {together:.3f} | {together / one:.1f} |"
+            f"{on.learning.median:.2f} | {busy} | {one:.3f} | {together:.3f} | {together / one:.1f} |"
         )
     return "\n".join(lines) + "\n"

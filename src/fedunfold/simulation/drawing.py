@@ -5,10 +5,8 @@ import torch
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.environments import Environment
-from fedunfold.simulation.plan import Plan, plan, sample_coefficients
+from fedunfold.simulation.plan import Clients, Plan, plan, sample_coefficients
 from fedunfold.simulation.schedule import Draw, Schedule, Share
-
-Clients = list[tuple[Draw, Share]]
 
 
 class Drawing:

@@ -9,6 +9,9 @@ import torch
 from fedunfold.simulation.native import shuffle_rows
 from fedunfold.simulation.schedule import Draw, Schedule, Share, upload
 
+Clients = Sequence[tuple[Draw, Share]]
+"""What each draws by, and its share."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -32,14 +35,11 @@ class Plan:
         return Schedule(self.order, self.active, rows, self.counts, self.draws, means)
 
 
-Walks = Sequence[tuple[Draw, Share]]
-
-
-def plan(walks: Walks, batch_size: int, width: int, threads: int = 1) -> Plan:
+def plan(clients: Clients, batch_size: int, width: int, threads: int = 1) -> Plan:
     """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
     minibatch short. `width` is the number of rows they are padded to, whoever is there; `threads` may draw them."""
-    order = sorted(range(len(walks)), key=lambda i: -walks[i][1].steps(batch_size))
-    ordered = [walks[index] for index in order]
+    order = sorted(range(len(clients)), key=lambda i: -clients[i][1].steps(batch_size))
+    ordered = [clients[index] for index in order]
     shape = ordered[0][1].steps(batch_size), len(order)
     rows, counts = np.empty((*shape, width), dtype=np.int32), np.zeros(shape, dtype=np.int32)
     rows[:] = np.array([share.start for _, share in ordered], dtype=np.int32)[:, None]
@@ -54,10 +54,10 @@ def plan(walks: Walks, batch_size: int, width: int, threads: int = 1) -> Plan:
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
-def sample_coefficients(walks: Walks, batch_size: int, threads: int = 1) -> np.ndarray:
+def sample_coefficients(clients: Clients, batch_size: int, threads: int = 1) -> np.ndarray:
     """Σ_e 1/|b_e(i)| of every sample i, one client after the other: how often and how much it counts when all
     minibatches of a round meet the same model."""
-    shares = [share for _, share in walks]
+    shares = [share for _, share in clients]
     sizes, epochs = np.array([share.size for share in shares]), [share.epochs for share in shares]
     width = min(batch_size, int(sizes.max()))
     # All epochs of all clients one after the other: side by side, short ones would be padded to the longest.
@@ -66,13 +66,13 @@ def sample_coefficients(walks: Walks, batch_size: int, threads: int = 1) -> np.n
     ends = np.cumsum(steps)
     rows = np.empty((ends[-1], 1, width), dtype=np.int32)
     rows[:] = np.repeat(begin, steps)[:, None, None]
-    shuffle_rows(rows, _keys(walks), np.stack([np.zeros_like(size), ends - steps, size], 1), threads)
+    shuffle_rows(rows, _keys(clients), np.stack([np.zeros_like(size), ends - steps, size], 1), threads)
     counts = np.full((len(rows), 1), width)
     counts[ends - 1, 0] = size - (steps - 1) * width
     means = (np.arange(width) < counts) / counts
     return np.bincount(rows.ravel(), means.ravel())
 
 
-def _keys(walks: Walks) -> np.ndarray:
+def _keys(clients: Clients) -> np.ndarray:
     """What the order in every epoch of every client is drawn with."""
-    return np.array([draw.philox_key(share.key, epoch) for draw, share in walks for epoch in range(share.epochs)])
+    return np.array([draw.philox_key(share.key, epoch) for draw, share in clients for epoch in range(share.epochs)])
