@@ -113,8 +113,8 @@ def device_page(found: DeviceBench) -> str:
     lines = [
         "# Times on a device\n",
         "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
-        "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU is "
-        "at work for the part that is given; for the rest it waits for the processor. Machine: "
+        "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU "
+        "is at work for the part that is given; for the rest it waits for the processor. Machine: "
         f"{made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
         "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) | "
         f"a run (s) | {TRIALS} runs together (s) | times one |",
