@@ -285,7 +285,7 @@ class SimulatedFederation:
             begun = torch.stack([round.request.model for round in rounds])[upload(owners, self._device)]
         tally = self._tally(rounds[0].request, lanes)
         with self._threads_of(walk):
-            walked = walk.forward(begun, tally) - begun
+            walked = walk.forward(begun, tally).sub_(begun)
         if (order != np.arange(lanes)).any():
             back = upload(np.argsort(order), self._device)
             walked, tally = walked[back], tally.of(back)

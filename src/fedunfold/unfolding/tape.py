@@ -5,6 +5,7 @@ them, and the gradient of the weights, by about ε. `half` keeps m_k / max|m_k| 
 largest entry, and errors of d entries mostly cancel), `disk` keeps all digits in a temporary file.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -72,8 +73,10 @@ class Tape(AbstractContextManager["Tape"]):
         """How to get at each of a round's updates again; they lie in one piece, or memory would fall to pieces."""
         if self._kind == "disk":
             return self._on_disk(updates)
-        largest = updates.abs().amax(1).clamp(min=torch.finfo(updates.dtype).tiny)
-        halves = (updates / largest[:, None]).half()
+        largest: Tensor = updates.norm(math.inf, dim=1).clamp(min=torch.finfo(updates.dtype).tiny)
+        halves = torch.empty_like(updates, dtype=torch.half)
+        for row, update, most in zip(halves, updates, largest, strict=True):
+            row.copy_(update / most)  # one by one: all at once would take twice as much memory as it saves
 
         def restored(i: int) -> Tensor:
             return halves[i].to(largest.dtype) * largest[i]
@@ -81,14 +84,14 @@ class Tape(AbstractContextManager["Tape"]):
         return [partial(restored, i) for i in range(len(halves))]
 
     def _on_disk(self, updates: Tensor) -> list[Callable[[], Tensor]]:
-        content = updates.cpu().numpy().tobytes()
+        content = updates.cpu().contiguous().numpy()
         try:
             if self._file is None:
                 self._file = self._opened.enter_context(
                     tempfile.TemporaryFile(prefix="fedunfold-tape-")  # noqa: SIM115  (closed by __exit__)
                 )
             file, begin = self._file, self._file.seek(0, os.SEEK_END)
-            file.write(content)
+            file.write(content.data)
             file.flush()
         except OSError as error:
             raise InputError(

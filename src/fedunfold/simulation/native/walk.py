@@ -49,7 +49,8 @@ class NativeWalk:
     def forward(self, start: Tensor, tally: Tally) -> Tensor:
         """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
         start = start if start.stride(1) == 1 else start.contiguous()
-        models = start.new_empty(start.shape)
+        # Memory of numpy's, because torch's is aligned: one round's, given back, would be too small for the next.
+        models = torch.from_numpy(np.empty(start.shape, start.new_empty(0).numpy().dtype))
         round, lanes = self._round(start, models), len(start)
         round.losses = self._pointer(tally.losses, 2, lanes)
         round.sums = self._pointer(tally.outer_gradients, *start.shape)
