@@ -101,6 +101,21 @@ def test_threads_change_no_bit(threads: Callable[[int], None], count: int, monke
     assert set(taken) == {1, count}
 
 
+@pytest.mark.parametrize("batch_size", [1, 63, 64, 65, 130])
+def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rows have something in a column is noted for 64 rows and 64 columns at a time."""
+    env = tiny({"a": 150, "b": 65, "c": 3}, shape=(130,), batch_size=batch_size, reliability=1.0)
+    data = env.load()
+    x = data.x * (torch.rand(data.x.shape, generator=torch.Generator().manual_seed(7)) < 0.1)
+    updates = []
+    for compiled in (True, False):
+        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        federation = SimulatedFederation(env, replace(data, x=x), dtype=torch.float64)
+        assert (federation._samples.compiled_stack is not None) == compiled
+        updates.append(federation.train(RoundRequest("a", 0, federation.initial_model("a"), sgd())).updates)
+    torch.testing.assert_close(updates[0], updates[1], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("lr", [1e3, 1e12, 1e30])
 def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Client a has rows so long that only it diverges, with the smaller rates, and by what the larger ones do."""

@@ -47,6 +47,7 @@ INLINE void multiply_tile(const T* const* a, const int* which, int count, const 
         UNROLLED for (int n = 0; n < N; n++) sum[m][n] = typename Vector<T>::type{};
     for (int e = 0; e < count; e++) {
         const T* row = b + (long)which[e] * (N * WIDTH<T>);
+        asm("" : "+r"(row));  // one address, and all else at fixed distances from it
         UNROLLED for (int m = 0; m < M; m++) factor[m] = a[m][which[e]] - typename Vector<T>::type{};
         UNROLLED for (int n = 0; n < N; n++)
             UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
@@ -63,6 +64,7 @@ INLINE void add_transposed_tile(const T* const* a, int column, const int* which,
         UNROLLED for (int n = 0; n < N; n++) sum[m][n] = typename Vector<T>::type{};
     for (int e = 0; e < count; e++) {
         const T *factors = a[which[e]] + column, *row = b + (long)which[e] * columns;
+        asm("" : "+r"(row), "+r"(factors));
         UNROLLED for (int m = 0; m < M; m++) factor[m] = factors[m] - typename Vector<T>::type{};
         UNROLLED for (int n = 0; n < N; n++)
             UNROLLED for (int m = 0; m < M; m++) sum[m][n] += factor[m] * at(row + n * WIDTH<T>);
@@ -78,6 +80,17 @@ template <class T> struct Left {
     int count, depth;
 };
 
+// Bit j of word i becomes bit i of word j, of a square of bits: its halves, quarters … change places.
+inline void turn(uint64_t (&bits)[64]) {
+    uint64_t low = 0xFFFFFFFF;
+    for (int side = 32; side; side >>= 1, low ^= low << side)
+        for (int i = 0; i < 64; i = (i + side + 1) & ~side) {
+            const uint64_t changed = ((bits[i] >> side) ^ bits[i + side]) & low;
+            bits[i] ^= changed << side;
+            bits[i + side] ^= changed;
+        }
+}
+
 // Which entries of a left factor count; a thread has one, so that a product needs no memory of its own.
 class Lists {
     struct List {
@@ -86,9 +99,11 @@ class Lists {
     };
     std::vector<int> all, some;
     std::vector<List> tiles;
+    std::vector<uint64_t> turned;  // marks by columns: of every 64 rows, a bit for each that is not 0
 
    public:
-    Lists(int rows, int depth) : all(std::max(rows, depth)), some((long)rows * DEPTH), tiles(rows) {
+    Lists(int rows, int depth)
+        : all(std::max(rows, depth)), some((long)rows * DEPTH), tiles(rows), turned((rows + 63) / 64 * ((depth + 63) / 64) * 64L) {
         std::iota(all.begin(), all.end(), 0);
     }
 
@@ -112,17 +127,31 @@ class Lists {
         return tiles.data();
     }
 
+    // To be called before `rows`; apart, so that the loops of products have all registers.
+    template <class T> __attribute__((noinline)) void turn_marks(const Left<T>& a) {
+        if (!a.marks) return;
+        const int words = (a.depth + 63) / 64;
+        uint64_t* next = turned.data();
+        for (int from = 0; from < a.count; from += 64)
+            for (int word = 0; word < words; word++, next += 64) {
+                uint64_t bits[64] = {};
+                for (int i = from; i < a.count && i < from + 64; i++) bits[i - from] = a.marks[i][word];
+                turn(bits);
+                std::copy(bits, bits + 64, next);
+            }
+    }
+
     // The rows where any of `height` columns from `column` on is not 0.
     template <class T> INLINE List rows(const Left<T>& a, int column, int height) {
         if (!a.marks) return {all.data(), a.count};
-        const int word = column / 64, shift = column % 64;
-        const uint64_t wanted = (1ull << height) - 1, here = wanted << shift, next = shift ? wanted >> (64 - shift) : 0;
-        int count = 0;
-        for (int i = 0; i < a.count; i++) {
-            some[count] = i;
-            count += (a.marks[i][word] & here) || (next && a.marks[i][word + 1] & next);
+        int* next = some.data();
+        const uint64_t* marks = turned.data() + column;
+        for (int from = 0; from < a.count; from += 64, marks += (a.depth + 63) / 64 * 64) {
+            uint64_t any = 0;
+            for (int m = 0; m < height; m++) any |= marks[m];
+            for (; any; any &= any - 1) *next++ = from + __builtin_ctzll(any);
         }
-        return {some.data(), count};
+        return {some.data(), (int)(next - some.data())};
     }
 };
 
@@ -147,6 +176,7 @@ void multiply(const Left<T>& a, Lists& lists, const T* b, int columns, const T* 
 
 // c[depth × columns] += aᵀ b[rows × columns]
 template <class T> void add_transposed(const Left<T>& a, Lists& lists, const T* b, int columns, T* c) {
+    lists.turn_marks(a);
     in_tiles(a.depth, [&](auto height, int column) {
         const auto [which, count] = lists.rows(a, column, height);
         if (!count) return;
