@@ -1,4 +1,5 @@
-"""What a device takes: a local step of all clients, averaged over a whole learning, and trials one by one and together.
+"""What a device takes: a local step of all clients, averaged over a whole learning, trials one by one and together, and
+a step of the learning by the exact gradient.
 
 Everything counts that a user waits for: drawing minibatches, aggregation, absent clients, the way back, the tests.
 """
@@ -11,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedunfold.bench.measuring import Timed, side_by_side
+from fedunfold.bench.work import outer_step, size_theta
 from fedunfold.environments import Environment, environment
 from fedunfold.experiments.learning import device_of
 from fedunfold.machine import machine
@@ -24,8 +26,9 @@ TRIALS = 10
 
 @dataclass(frozen=True)
 class OnDevice:
-    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run, and of
-    ten together. `busy` are those of a learning in which a GPU computes; in the others it waits for the processor."""
+    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run, of ten
+    together, and of one exact step of the learning. `busy` are those of a learning in which a GPU computes; in the
+    others it waits for the processor."""
 
     parameters: int
     steps: int
@@ -33,6 +36,7 @@ class OnDevice:
     learning: Timed
     one: Timed
     together: Timed
+    exact: Timed
     busy: float | None = None
 
     @property
@@ -90,6 +94,7 @@ def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
             "learning": learned,
             "one": finished(lambda: run_together(federation, size(), env.rounds, runs[:1])),
             "together": finished(lambda: run_together(federation, size(), env.rounds, runs)),
+            "exact": finished(lambda: outer_step(federation, size_theta(env), "exact")),
         },
         repeats,
     )
@@ -114,17 +119,19 @@ def device_page(found: DeviceBench) -> str:
         "# Times on a device\n",
         "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
         "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU "
-        "is at work for the part that is given; for the rest it waits for the processor. Machine: "
+        "is at work for the part that is given; for the rest it waits for the processor. An exact step is one of the "
+        "learning, forwards and all the way back. Machine: "
         f"{made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
         "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) | "
-        f"a run (s) | {TRIALS} runs together (s) | times one |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"a run (s) | {TRIALS} runs together (s) | times one | an exact step (s) | times a run |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():
-        step, one, together = on.microseconds, on.one.median, on.together.median
+        step, one, together, exact = on.microseconds, on.one.median, on.together.median, on.exact.median
         busy = "" if on.busy is None else f"{100 * on.busy / on.learning.median:.0f}"
         lines.append(
             f"| {name} | {on.parameters} | {on.steps} | {step.median:.1f} ({step.least:.1f} to {step.most:.1f}) | "
-            f"{on.learning.median:.2f} | {busy} | {one:.3f} | {together:.3f} | {together / one:.1f} |"
+            f"{on.learning.median:.2f} | {busy} | {one:.3f} | {together:.3f} | {together / one:.1f} | {exact:.3f} | "
+            f"{exact / one:.1f} |"
         )
     return "\n".join(lines) + "\n"

@@ -1,9 +1,10 @@
-"""The kernels of `walk.cu` and `pair.cu`, compiled for one model's shape when they are first needed."""
+"""The kernels of `walk.cu`, `back.cu` and `pair.cu`, compiled for one model's shape when they are first needed."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ MOST_LAYERS = 3
 HERE = Path(__file__).parent
 Name = Literal["forward", "backward", "pair"]
 SOURCES: dict[Name, tuple[str, ...]] = {
-    "forward": ("stack.cuh", "walk.cu"),
-    "backward": ("stack.cuh", "walk.cu"),
+    "forward": ("stack.cuh", "cluster.cuh", "walk.cu"),
+    "backward": ("stack.cuh", "cluster.cuh", "back.cu"),
     "pair": ("stack.cuh", "pair.cu"),
 }
 
@@ -32,7 +33,8 @@ MOST_SHARED = 227 * 1024
 
 @dataclass(frozen=True)
 class Shape:
-    """What a launch is compiled for: the sizes of a stack of linear layers and of its minibatches, and the loss."""
+    """What a launch is compiled for: the sizes of a stack of linear layers and of its minibatches, the loss, whether
+    outer gradients are added up, and whether what the walk back needs is kept on a tape."""
 
     features: int
     outputs: tuple[int, ...]
@@ -40,6 +42,7 @@ class Shape:
     prox: bool = False
     balanced: bool = False
     sums: bool = False
+    tape: bool = False
 
     @property
     def layers(self) -> int:
@@ -66,19 +69,28 @@ class Shape:
             return self._pair_bytes(self.held)
         slice_, units = _up(_parts(self.features), 8), _up(self.outputs[0], 8)
         padded, own = _up(self.rows, 4), _up(_parts(self.rows), 4)
-        minibatch = [padded * slice_, 4 * padded]
+        held = [slice_ * units, units, padded * slice_, 4 * padded, padded * units]
+        above, classes = self.second or self.outputs[-1], self.outputs[-1]
+        share = _up(_parts(above), 4)
         if name == "backward":
-            return _bytes([2 * slice_ * units, 2 * units, *minibatch, 2 * padded * units])
-        held = [slice_ * units, units, *minibatch, padded * units]
-        if self.layers > 1:
-            above = self.second or self.outputs[-1]
-            share = _up(_parts(above), 4)
-            held += [above * (units + 4), above, padded * units, units * own, padded * share, above * own]
+            tops = _up(classes, 4)
+            if self.layers > 1:
+                held += 2 * [share * (units + 4), share, padded * units, padded * share, padded * share]
             if self.layers == MOST_LAYERS:
-                classes = self.outputs[-1]
-                held += [classes * (self.second + 1), classes, padded * share, above * own]
-                held += [padded * classes, classes * own]
+                held += 2 * [tops * share, tops, padded * tops, padded * tops]
+            return _bytes(held)
+        if self.layers > 1:
+            held += [above * (units + 4), above, padded * units, units * own, padded * share, above * own]
+        if self.layers == MOST_LAYERS:
+            held += [classes * (self.second + 1), classes, padded * share, above * own]
+            held += [padded * classes, classes * own]
         return _bytes(held)
+
+    @property
+    def record(self) -> int:
+        """Numbers that a step of a lane leaves on the tape: the weights above the first layer, and its outputs."""
+        above = sum(out * (below + 1) for below, out in pairwise(self.outputs))
+        return _up(above, 4) + self.rows * _up(self.outputs[0], 8)
 
     @property
     def scratch(self) -> int:
@@ -111,9 +123,8 @@ class Shape:
         return _bytes([*weights, rows * (units + 4), rows * (own + 4), rows * (classes + 4), 2 * 4 * rows])
 
     def fits_backward(self, shared_bytes: int) -> bool:
-        """The same of the walk back, which is there for one layer."""
-        plain = self.layers == 1 and not self.prox
-        return plain and self.fits(shared_bytes) and self.shared_bytes("backward") <= shared_bytes
+        """The same of the walk back, which knows nothing of a pull towards the start."""
+        return not self.prox and self.fits(shared_bytes) and self.shared_bytes("backward") <= shared_bytes
 
     def macros(self, name: Name) -> list[str]:
         values = {
@@ -129,6 +140,7 @@ class Shape:
             "PROX": int(self.prox),
             "BALANCED": int(self.balanced),
             "SUMS": int(self.sums),
+            "TAPE": int(self.tape),
             f"{name.upper()}_BYTES": self.shared_bytes(name),
         }
         return [f"-D{macro}={value}" for macro, value in values.items()]

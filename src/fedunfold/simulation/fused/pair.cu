@@ -453,8 +453,8 @@ __device__ __forceinline__ void each_above(Shared& s, int first_unit, Give give)
 // All steps of every lane; arguments are those of the kernel in `walk.cu`, of which some are not needed here.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
 pair(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-        const real* step_sizes, const real* factors, const real* class_weights, real* parameters, const real* start,
-        real* losses, real* outer_losses, real*, real*, int lanes, int, double) {
+        const real* step_sizes, const real* factors, const real* class_weights, real* models, real*,
+        const real* start, real* losses, real* outer_losses, real*, real*, int lanes, double) {
     extern __shared__ __align__(16) char memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     int lane = lane_of_cluster(), rank = rank_in_cluster(), stripe = 2 * half() + rank, total = steps[lane];
@@ -522,7 +522,7 @@ pair(const real* x, const long long* y, const int* rows, const real* means, cons
         for (int u = THREADS - 1 - thread(); u < FIRST; u += THREADS) s.bias1[u] -= rate * column(s.z + u, STRIDE1);
         block_sync();
     }
-    real* after = parameters + (long long)lane * SIZE;
+    real* after = models + (long long)lane * SIZE;
     own.write(after);
     each_above(s, rank * OWN, [&](real number, int at) {
         bool shared = at < WEIGHT2 || at >= BIAS3;

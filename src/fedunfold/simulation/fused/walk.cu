@@ -1,212 +1,11 @@
 // A client's whole local walk in one launch, for stacks of one to three linear layers. The formulas are those of
 // `linear_stack` and `walk`; sizes come as macros: LAYERS, ROWS, FEATURES, FIRST, SECOND, CLASSES, PARTS, THREADS.
 //
-// Every lane (a client of a run) is walked by a cluster of PARTS programs that keep its weights in shared memory from
-// the first step to the last. Each program owns a slice of the features, and with it those columns of the first layer;
-// it also owns a slice of the minibatch's rows. A step:
+// The programs of a lane (a client of a run) keep its weights in shared memory from the first step to the last. A step:
 //
 //   1  z += x W₁ᵀ over the own features, for all rows                    → cluster waits
 //   2  own rows: z summed over all programs, layers above, loss, slopes; slopes handed to all programs → cluster waits
 //   3  own features: W₁ −= η δ₁ᵀ x; own units of the layers above: W −= η δᵀ a, handed to all programs
-//
-// No number is written by two programs, and sums have a fixed order: the same launch gives the same bits.
-
-constexpr int WARPS = THREADS / 32;
-constexpr int SLICE = up(up(FEATURES, PARTS) / PARTS, 8);  // features of a program
-constexpr int PADDED = up(ROWS, 4);                        // rows
-constexpr int OWN = up(ROWS, PARTS) / PARTS;               // rows of a program
-constexpr int QUADS = up(OWN, 4) / 4;
-constexpr int OWN4 = 4 * QUADS;
-constexpr int UNITS = up(FIRST, 8);                        // of the first layer
-constexpr int HALF = UNITS / 2;
-constexpr int SHARE = up(up(ABOVE, PARTS) / PARTS, 4);     // those of a program
-constexpr int STRIDE = UNITS + 4;                          // of its weights; 4 more, so that banks do not clash
-constexpr int TOP = SECOND + 1;                            // likewise of the third layer's
-constexpr int PER_THREAD = up(CLASSES, 128) / 32;          // classes that a thread of a warp holds, four and four
-
-// A minibatch in shared memory: the own features of all rows, labels, 1/|b|, and what a row counts in the outer loss.
-struct Minibatch {
-    real x[PADDED * SLICE];
-    real mean[PADDED], scale[PADDED];
-    int label[PADDED], next_row[PADDED];
-};
-
-// The same on its way from global memory, in registers.
-struct Arriving {
-    static constexpr int EACH = (PADDED * SLICE + THREADS - 1) / THREADS;
-    real x[EACH];
-    real mean, scale;
-    int label;
-};
-
-struct Data {
-    const real* x;
-    const long long* y;
-    const int* rows;
-    const real* means;
-    const real* class_weights;
-    int lanes, lane, begin;  // the first of the own features
-    real factor;
-
-    __device__ __forceinline__ long long at(int step, int row) const {
-        return ((long long)step * lanes + lane) * ROWS + row;
-    }
-    __device__ __forceinline__ void note_rows(int step, Minibatch& batch) const {
-        for (int i = thread(); i < ROWS; i += THREADS) batch.next_row[i] = rows[at(step, i)];
-    }
-    __device__ __forceinline__ void fetch(int step, const Minibatch& batch, Arriving& arriving) const {
-#pragma unroll
-        for (int n = 0; n < Arriving::EACH; ++n) {
-            int index = thread() + n * THREADS, i = index / SLICE, f = begin + index % SLICE;
-            bool real_one = i < ROWS && f < FEATURES;
-            arriving.x[n] = real_one ? x[(long long)batch.next_row[i] * FEATURES + f] : real(0);
-        }
-        int i = thread();
-        bool real_one = i < ROWS;
-        arriving.label = real_one ? (int)y[batch.next_row[i]] : 0;
-        arriving.mean = real_one ? means[at(step, i)] : real(0);
-        arriving.scale = factor;
-        if (BALANCED) arriving.scale *= class_weights[arriving.label];
-    }
-    __device__ __forceinline__ void settle(const Arriving& arriving, Minibatch& batch) const {
-#pragma unroll
-        for (int n = 0; n < Arriving::EACH; ++n) {
-            int index = thread() + n * THREADS;
-            if (index < PADDED * SLICE) batch.x[index] = arriving.x[n];
-        }
-        int i = thread();
-        if (i < PADDED) batch.label[i] = arriving.label, batch.mean[i] = arriving.mean, batch.scale[i] = arriving.scale;
-    }
-};
-
-// z[row][unit] = Σ_f x[row][f] w[f][unit] over the own features; 4 rows by 8 units a thread.
-__device__ __forceinline__ void project(const real* x, const real* w, real* z) {
-    for (int tile = thread(); tile < PADDED / 4 * (UNITS / 8); tile += THREADS) {
-        int row = tile / (UNITS / 8) * 4, unit = tile % (UNITS / 8) * 4;
-        real sum[4][8] = {};
-        for (int f = 0; f < SLICE; f += 4) {
-            Quad rows[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) rows[i] = quad(x + (row + i) * SLICE + f);
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                Quad low = quad(w + (f + n) * UNITS + unit), high = quad(w + (f + n) * UNITS + HALF + unit);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        sum[i][j] += rows[i].v[n] * low.v[j];
-                        sum[i][4 + j] += rows[i].v[n] * high.v[j];
-                    }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            set(z + (row + i) * UNITS + unit, {sum[i][0], sum[i][1], sum[i][2], sum[i][3]});
-            set(z + (row + i) * UNITS + HALF + unit, {sum[i][4], sum[i][5], sum[i][6], sum[i][7]});
-        }
-    }
-}
-
-// Weights of the first layer are updated in tiles of TALL features by WIDE units, small ones where there are few.
-constexpr int TALL = SLICE / 8 * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
-constexpr int WIDE = SLICE / TALL * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
-constexpr int ACROSS = UNITS / WIDE;
-constexpr int TILES = SLICE / TALL * ACROSS;
-constexpr int SCRATCH = up(TILES, THREADS) * TALL * WIDE;  // numbers of a program
-
-// give(n, f, u) for every weight of a tile; n is a place that belongs to this thread and weight alone.
-template <class Give>
-__device__ __forceinline__ void each_weight(int tile, Give give) {
-    int f = tile / ACROSS * TALL, unit = tile % ACROSS * 4, base = tile / THREADS * TALL * WIDE;
-#pragma unroll
-    for (int n = 0; n < TALL; ++n)
-#pragma unroll
-        for (int j = 0; j < WIDE; ++j)
-            give(n * WIDE + j, (base + n * WIDE + j) * THREADS + thread(), f + n, j < 4 ? unit + j : HALF + unit + j - 4);
-}
-
-// give(place, f, u, Σ_i x[i][f] δ[i][u], Σ_i c_i x[i][f] δ[i][u]) for all own features and units, the last where asked.
-template <bool SCALED, class Give>
-__device__ __forceinline__ void outer_products(const real* x, const real* slope, const real* scale, Give give) {
-    for (int tile = thread(); tile < TILES; tile += THREADS) {
-        int f = tile / ACROSS * TALL, unit = tile % ACROSS * 4;
-        real sum[TALL * WIDE] = {}, scaled[SCALED ? TALL * WIDE : 1] = {};
-#pragma unroll 2
-        for (int i = 0; i < ROWS; ++i) {
-            Quad slopes[WIDE / 4];
-#pragma unroll
-            for (int m = 0; m < WIDE / 4; ++m) slopes[m] = quad(slope + i * UNITS + m * HALF + unit);
-            real c = SCALED ? scale[i] : real(0);
-#pragma unroll
-            for (int n = 0; n < TALL; n += 4) {
-                Quad values = quad(x + i * SLICE + f + n);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    real value = values.v[k], weighted = c * value;
-#pragma unroll
-                    for (int j = 0; j < WIDE; ++j) {
-                        sum[(n + k) * WIDE + j] += value * slopes[j / 4].v[j % 4];
-                        if (SCALED) scaled[(n + k) * WIDE + j] += weighted * slopes[j / 4].v[j % 4];
-                    }
-                }
-            }
-        }
-        each_weight(tile, [&](int n, int place, int f, int u) {
-            give(place, f, u, sum[n], SCALED ? scaled[n] : real(0));
-        });
-    }
-}
-
-// Σ_i c_i values[i · stride], row by row.
-__device__ __forceinline__ real column(const real* values, int stride, const real* scale) {
-    real sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < ROWS; ++i) sum += scale[i] * values[i * stride];
-    return sum;
-}
-
-// The own rows' sums over all programs, of what each has of z; four units.
-__device__ __forceinline__ Quad summed(const real* z, int index) {
-    Quad sum = {};
-#pragma unroll
-    for (int q = 0; q < PARTS; ++q) {
-        Quad part = peer_load(z + index, q);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum.v[j] += part.v[j];
-    }
-    return sum;
-}
-
-// The class that is the n-th of this thread's in a row that a warp shares: four and four in turn.
-__device__ __forceinline__ int class_of(int n) { return n / 4 * 128 + thread() % 32 * 4 + n % 4; }
-
-// A warp's softmax over the logits z; gives the row's cross-entropy.
-__device__ __forceinline__ real softmax(real (&z)[PER_THREAD], int label) {
-    real top = -1e30, chosen = 0, norm = 0;
-#pragma unroll
-    for (int n = 0; n < PER_THREAD; ++n)
-        if (class_of(n) < CLASSES) {
-            top = z[n] > top ? z[n] : top;
-            if (class_of(n) == label) chosen = z[n];
-        }
-    top = warp_max(top), chosen = warp_sum(chosen);
-#pragma unroll
-    for (int n = 0; n < PER_THREAD; ++n) {
-        z[n] = class_of(n) < CLASSES ? exponential(z[n] - top) : real(0);
-        norm += z[n];
-    }
-    norm = warp_sum(norm);
-#pragma unroll
-    for (int n = 0; n < PER_THREAD; ++n) z[n] /= norm;
-    return top + logarithm(norm) - chosen;
-}
-
-// Four of a row's numbers to all programs.
-__device__ __forceinline__ void hand_round(real* own, Quad values) {
-#pragma unroll
-    for (int q = 0; q < PARTS; ++q) peer_store(own, q, values);
-}
 
 struct Rates {
     real rate, mu;
@@ -265,8 +64,8 @@ static_assert(sizeof(Shared) == FORWARD_BYTES);
 #endif
 
 #if LAYERS > 1
-// The own rows through the layers above the first, and back to δ₁.
-__device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& outer) {
+// The own rows through the layers above the first, and back to δ₁. With TAPE what the first layer gave is `kept`.
+__device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& outer, real* kept) {
     int from = rank * OWN, own = ROWS - from < OWN ? ROWS - from : OWN;
     for (int n = thread(); n < OWN4 * (UNITS / 4); n += THREADS) {
         int r = n / (UNITS / 4), u = n % (UNITS / 4) * 4, at = (from + r) * UNITS + u;
@@ -279,6 +78,7 @@ __device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& out
                 a.v[j] = z > 0 ? z : real(0);
             }
             hand_round(s.a1 + at, a);
+            if (TAPE) set(kept + at, a);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) s.own_a1[(u + j) * OWN4 + r] = a.v[j];
@@ -385,7 +185,7 @@ __device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& out
     }
 }
 
-// The own units of the layers above the first, of which every program keeps a copy.
+// The own units of the layers above the first, of which every program keeps a copy; `after` begins with these layers.
 __device__ __forceinline__ void descend_above(
     Shared& s, int rank, const Rates& rates, const real* anchor, real* after, real* sums) {
     int from = rank * SHARE, own = ABOVE - from < SHARE ? ABOVE - from : SHARE;
@@ -414,7 +214,7 @@ __device__ __forceinline__ void descend_above(
                 if (k + j < FIRST) {
                     int at = WEIGHT2 + (from + u + m) * FIRST + k + j;
                     w.v[j] = rates.step(w.v[j], sum[m][j], anchor, at);
-                    if (after) after[at] = w.v[j];
+                    if (after) after[at - WEIGHT2] = w.v[j];
                     if (SUMS) sums[at] += scaled[m][j];
                 }
             hand_round(place, w);
@@ -424,7 +224,7 @@ __device__ __forceinline__ void descend_above(
         int at = BIAS2 + from + u;
         real stepped = rates.step(s.w.bias2[from + u], column(s.slope2 + u, SHARE), anchor, at);
         for (int q = 0; q < PARTS; ++q) peer_store(s.w.bias2 + from + u, q, stepped);
-        if (after) after[at] = stepped;
+        if (after) after[at - WEIGHT2] = stepped;
         if (SUMS) sums[at] += column(s.slope2 + u, SHARE, s.batch.scale);
     }
 #if LAYERS == 3
@@ -441,57 +241,44 @@ __device__ __forceinline__ void descend_above(
         real* w = s.w.third + c * TOP + from + u;
         real stepped = rates.step(*w, sum, anchor, at);
         for (int q = 0; q < PARTS; ++q) peer_store(w, q, stepped);
-        if (after) after[at] = stepped;
+        if (after) after[at - WEIGHT2] = stepped;
         if (SUMS) sums[at] += scaled;
     }
     for (int c = THREADS - 1 - thread(); c < CLASSES; c += THREADS) {
         s.w.bias3[c] = rates.step(s.w.bias3[c], column(s.slope3 + c, CLASSES), anchor, BIAS3 + c);
-        if (after && rank == 0) after[BIAS3 + c] = s.w.bias3[c];
+        if (after && rank == 0) after[BIAS3 - WEIGHT2 + c] = s.w.bias3[c];
         if (SUMS && rank == 0) sums[BIAS3 + c] += column(s.slope3 + c, CLASSES, s.batch.scale);
     }
 #endif
 }
 #else
-// A row of z, summed over all programs, shared among a warp.
-__device__ __forceinline__ void logits(const real* z, const real* bias, int row, real (&out)[PER_THREAD]) {
-#pragma unroll
-    for (int n = 0; n < PER_THREAD; n += 4)
-        if (class_of(n) < UNITS) {
-            Quad sum = summed(z, row * UNITS + class_of(n));
-#pragma unroll
-            for (int j = 0; j < 4; ++j) out[n + j] = sum.v[j] + bias[class_of(n) + j];
-        }
-}
-
-__device__ __forceinline__ void hand_round_row(real* z, int row, const real (&values)[PER_THREAD]) {
-#pragma unroll
-    for (int n = 0; n < PER_THREAD; n += 4)
-        if (class_of(n) < UNITS)
-            hand_round(z + row * UNITS + class_of(n), {values[n], values[n + 1], values[n + 2], values[n + 3]});
-}
-
-// The only layer: own rows' logits, loss and slope.
-__device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& outer) {
+// The only layer: own rows' logits, loss and slope. With TAPE logits are `kept`.
+__device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& outer, real* kept) {
     int from = rank * OWN;
     for (int row = from + thread() / 32; row < from + OWN && row < ROWS; row += WARPS) {
         real z[PER_THREAD] = {};
-        logits(s.z, s.w.bias1, row, z);
+        logits<UNITS>(s.z, s.w.bias1, row, z);
+#pragma unroll
+        for (int n = 0; n < PER_THREAD; n += 4)
+            if (TAPE && class_of(n) < UNITS)
+                set(kept + row * UNITS + class_of(n), {z[n], z[n + 1], z[n + 2], z[n + 3]});
         real value = softmax(z, s.batch.label[row]), mean = s.batch.mean[row];
         loss += value * mean, outer += value * mean * s.batch.scale[row];
 #pragma unroll
         for (int n = 0; n < PER_THREAD; ++n)
             z[n] = class_of(n) < CLASSES ? (z[n] - (class_of(n) == s.batch.label[row] ? real(1) : real(0))) * mean : real(0);
-        hand_round_row(s.z, row, z);
+        hand_round_row<UNITS>(s.z, row, z);
     }
 }
 #endif
 
-// All steps of every lane. w^τ stands in copy τ mod `copies` of `parameters` [copies, lanes, SIZE]; with one copy only
-// the last is written. Losses are left as one sum for every warp [lanes, PARTS, WARPS].
+// All steps of every lane. Its last model is left in `models` [lanes, SIZE]; or with TAPE, instead of it, a record of every
+// step in `tape` [steps, lanes, RECORD]. Losses are left as one sum for every warp [lanes, PARTS, WARPS].
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
 forward(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-        const real* step_sizes, const real* factors, const real* class_weights, real* parameters, const real* start,
-        real* losses, real* outer_losses, real* outer_gradients, real* scratch, int lanes, int copies, double mu) {
+        const real* step_sizes, const real* factors, const real* class_weights, real* models, real* tape,
+        const real* start, real* losses, real* outer_losses, real* outer_gradients, real* scratch, int lanes,
+        double mu) {
     extern __shared__ __align__(16) char memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     int lane = lane_of_cluster(), rank = rank_in_cluster(), begin = rank * SLICE;
@@ -506,6 +293,8 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
 
     Arriving arriving;
     s.w.read(anchor, begin);
+    for (int n = thread(); TAPE && rank == 0 && n < SIZE - WEIGHT2; n += THREADS)
+        tape[(long long)lane * RECORD + n] = anchor[WEIGHT2 + n];
     data.note_rows(0, s.batch);
     block_sync();
     data.fetch(0, s.batch, arriving);
@@ -513,13 +302,13 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
     block_sync();
     for (int step = 0; step < total; ++step) {
         bool last = step + 1 == total;
-        long long copy = copies > 1 ? step + 1 : 0;
-        real* after = copies > 1 || last ? parameters + (copy * lanes + lane) * SIZE : nullptr;
+        real* record = tape + ((long long)step * lanes + lane) * RECORD;
+        real* after = last && !TAPE ? models + (long long)lane * SIZE : nullptr;
 
         project(s.batch.x, s.w.first, s.z);
         if (!last) data.note_rows(step + 1, s.batch);
         cluster_sync();
-        above(s, rank, loss, outer);
+        above(s, rank, loss, outer, record + KEPT_ABOVE);
         cluster_sync();
         if (!last) data.fetch(step + 1, s.batch, arriving);
         outer_products<SUMS>(s.batch.x, s.z, s.batch.scale, [&](int place, int f, int u, real sum, real scaled) {
@@ -536,7 +325,8 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
             if (SUMS && rank == 0) sums[BIAS1 + u] += column(s.z + u, UNITS, s.batch.scale);
         }
 #if LAYERS > 1
-        descend_above(s, rank, rates, anchor, after, sums);
+        real* after_above = last ? after + WEIGHT2 : record + (long long)lanes * RECORD;  // that of the next step
+        descend_above(s, rank, rates, anchor, last != TAPE ? after_above : nullptr, sums);
 #endif
         block_sync();
         data.settle(arriving, s.batch);
@@ -552,81 +342,3 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
         losses[at] = loss, outer_losses[at] = outer;
     }
 }
-
-#if LAYERS == 1
-struct SharedBack {
-    alignas(16) real w[SLICE * UNITS], p[SLICE * UNITS], bias[UNITS], shift[UNITS];
-    alignas(16) Minibatch batch;
-    alignas(16) real z[PADDED * UNITS], moved[PADDED * UNITS];
-};
-
-#ifdef BACKWARD_BYTES
-static_assert(sizeof(SharedBack) == BACKWARD_BYTES);
-#endif
-
-// The walk back through one layer: p ← p − η H_b(w^τ) p + ∇ℓ^out_b(w^τ), from the last step to the first. With s the
-// softmax and ż = x Vᵀ + v the change of the logits along p = (V, v):   γ = ε − u (diag(s) − s sᵀ) ż,   p += γᵀ (x, 1).
-extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
-backward(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-         const real* step_sizes, const real* factors, const real* class_weights, const real* parameters, real* adjoint,
-         int lanes, int outer) {
-    extern __shared__ __align__(16) char memory[];
-    SharedBack& s = *reinterpret_cast<SharedBack*>(memory);
-    int lane = lane_of_cluster(), rank = rank_in_cluster(), begin = rank * SLICE;
-    Data data = {x, y, rows, means, class_weights, lanes, lane, begin, factors[lane]};
-    real rate = step_sizes[lane];
-    real* flat = adjoint + (long long)lane * SIZE;
-    int total = steps[lane];
-
-    auto read = [&](const real* from, real* weight, real* bias) {
-        for (int n = thread(); n < SLICE * UNITS; n += THREADS) {
-            int u = n / SLICE, f = n % SLICE;
-            weight[f * UNITS + u] = u < FIRST && begin + f < FEATURES ? from[u * FEATURES + begin + f] : real(0);
-        }
-        for (int u = thread(); u < UNITS; u += THREADS) bias[u] = u < FIRST ? from[BIAS1 + u] : real(0);
-    };
-    read(flat, s.p, s.shift);
-    Arriving arriving;
-    for (int step = total - 1; step >= 0; --step) {
-        data.note_rows(step, s.batch);
-        read(parameters + ((long long)step * lanes + lane) * SIZE, s.w, s.bias);
-        block_sync();
-        data.fetch(step, s.batch, arriving);
-        data.settle(arriving, s.batch);
-        block_sync();
-        project(s.batch.x, s.w, s.z);
-        project(s.batch.x, s.p, s.moved);
-        cluster_sync();
-        int from = rank * OWN;
-        for (int row = from + thread() / 32; row < from + OWN && row < ROWS; row += WARPS) {
-            real z[PER_THREAD] = {}, moved[PER_THREAD] = {}, along = 0;
-            logits(s.z, s.bias, row, z);
-            logits(s.moved, s.shift, row, moved);
-            softmax(z, s.batch.label[row]);
-#pragma unroll
-            for (int n = 0; n < PER_THREAD; ++n) along += z[n] * moved[n];
-            along = warp_sum(along);
-            real mean = s.batch.mean[row], weight = outer ? s.batch.scale[row] : real(0);
-#pragma unroll
-            for (int n = 0; n < PER_THREAD; ++n) {
-                real error = z[n] - (class_of(n) == s.batch.label[row] ? real(1) : real(0));
-                real chain = mean * (weight * error - rate * z[n] * (moved[n] - along));
-                z[n] = class_of(n) < CLASSES ? chain : real(0);
-            }
-            hand_round_row(s.z, row, z);
-        }
-        cluster_sync();
-        outer_products<false>(s.batch.x, s.z, s.batch.scale,
-                              [&](int, int f, int u, real sum, real) { s.p[f * UNITS + u] += sum; });
-        for (int u = thread(); u < FIRST; u += THREADS) s.shift[u] += column(s.z + u, UNITS);
-        block_sync();
-    }
-    cluster_sync();
-    for (int n = thread(); n < SLICE * UNITS; n += THREADS) {
-        int u = n / SLICE, f = n % SLICE;
-        if (u < FIRST && begin + f < FEATURES) flat[u * FEATURES + begin + f] = s.p[f * UNITS + u];
-    }
-    for (int u = thread(); u < FIRST; u += THREADS)
-        if (rank == 0) flat[BIAS1 + u] = s.shift[u];
-}
-#endif

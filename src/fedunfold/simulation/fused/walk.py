@@ -1,6 +1,6 @@
 """The walk of a round in one launch, where the model and the device allow it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,61 +34,60 @@ class FusedWalk:
 
     def forward(self, start: Tensor, tally: Tally) -> Tensor:
         """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
-        return self._iterates(start, 1, tally)[0]
+        models = torch.empty_like(start, memory_format=torch.contiguous_format)
+        self._launch(start, models, tally)
+        return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """dL/dw^(t) through every lane, given dL/dw_k; all iterates are kept."""
-        nothing = Tally(start.new_empty(2, len(start)))
-        iterates = self._iterates(start, len(self.schedule.active) + 1, nothing)
-        iterates[0] = start
-        adjoint = adjoint.clone()
+        """dL/dw^(t) through every lane, given dL/dw_k: the walk again, kept on a tape, and then back along it."""
+        shape = self._shape(sums=False)
+        tape = start.new_empty(len(self.schedule.active), len(start), shape.record)
+        self._launch(start, tape, Tally(start.new_empty(2, len(start))), tape=True)
+        adjoint = adjoint.clone(memory_format=torch.contiguous_format)
         outer = self.outer is not None and not self.outer.loss.only_last_layer
-        launch = compiled("backward", self._shape(sums=False), self.x.device)
-        launch(len(start), [*self._round, iterates, adjoint, len(start), int(outer)])
+        launch = compiled("backward", shape, self.x.device)
+        launch(len(start), [*self._round, tape, adjoint, len(start), int(outer)])
         return adjoint
 
     def can_walk_back(self, memory_budget: int) -> bool:
-        size = sum(shape.numel() for shape in self.stack.shapes)
-        iterates = (len(self.schedule.active) + 1) * len(self.schedule.order) * size * self.x.element_size()
-        fits = self._shape(sums=False).fits_backward(shared_memory(self.x.device))
-        return fits and iterates <= memory_budget
+        shape = self._shape(sums=False)
+        kept = len(self.schedule.active) * len(self.schedule.order) * shape.record * self.x.element_size()
+        return shape.fits_backward(shared_memory(self.x.device)) and kept <= memory_budget
 
-    def _iterates(self, start: Tensor, copies: int, tally: Tally) -> Tensor:
-        """The walk: w^{τ_k} of every lane in one copy, or w^τ in copy τ from the first step on."""
-        lanes, start = len(start), start.contiguous()
-        iterates = start.new_empty(copies, *start.shape)
-        sums = tally.outer_gradients
-        shape = self._shape(sums=sums is not None)
-        name: Name = "pair" if copies == 1 and self._goes_in_pairs(shape, lanes) else "forward"
+    def _launch(self, start: Tensor, to: Tensor, tally: Tally, *, tape: bool = False) -> None:
+        """The walk; `to` gets the last model of every lane, or what is on the `tape` of every step."""
+        lanes, start, sums = len(start), start.contiguous(), tally.outer_gradients
+        shape = self._shape(sums=sums is not None, tape=tape)
+        name: Name = "pair" if not tape and self._goes_in_pairs(shape, lanes) else "forward"
         losses = start.new_empty(2, lanes, shape.sums_of_losses(name))
         compiled(name, shape, self.x.device)(
             lanes,
             [
                 *self._round,
-                iterates,
+                to,
+                to,
                 start,
                 losses[0],
                 losses[1],
                 start if sums is None else sums,
                 start if sums is None else start.new_zeros(lanes * shape.scratch),
                 lanes,
-                copies,
                 float(self.update.mu),
             ],
         )
         torch.sum(losses, 2, out=tally.losses)
         if self.outer is None or self.outer.loss.only_last_layer:
             tally.losses[1] = 0
-        return iterates
 
     def _goes_in_pairs(self, shape: Shape, lanes: int) -> bool:
         """Eight programs make a lane's walk sooner than two, as long as there is room for all lanes at once."""
         crowded = lanes * PARTS > multiprocessors(self.x.device)
         return crowded and self.x.numel() < 2**32 and shape.fits_pair(shared_memory(self.x.device))
 
-    def _shape(self, *, sums: bool) -> Shape:
+    def _shape(self, *, sums: bool, tape: bool = False) -> Shape:
         balanced = self.outer is not None and self.outer.class_weights is not None
-        return _shape(self.stack, self.schedule.rows.shape[2], self.update.mu > 0, balanced, sums)
+        plain = _shape(self.stack, self.schedule.rows.shape[2])
+        return replace(plain, prox=self.update.mu > 0, balanced=balanced, sums=sums, tape=tape)
 
     @cached_property
     def _round(self) -> tuple[Tensor, ...]:
@@ -101,6 +100,6 @@ class FusedWalk:
         return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
 
 
-def _shape(stack: LinearStack, rows: int, prox: bool = False, balanced: bool = False, sums: bool = False) -> Shape:
+def _shape(stack: LinearStack, rows: int) -> Shape:
     weights = [shape for shape in stack.shapes if len(shape) == 2]
-    return Shape(weights[0][1], tuple(shape[0] for shape in weights), rows, prox, balanced, sums)
+    return Shape(weights[0][1], tuple(shape[0] for shape in weights), rows)
