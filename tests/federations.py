@@ -60,6 +60,39 @@ def simulated(
     return SimulatedFederation(env, model=model, dtype=dtype)
 
 
+class OneByOne:
+    """A federation that offers nothing but the contract."""
+
+    def __init__(self, federation: SimulatedFederation) -> None:
+        self.clients, self.lr = federation.clients, federation.lr
+        self.initial_model, self.train, self.evaluate = federation.initial_model, federation.train, federation.evaluate
+        self.backprop, self.outer = federation.backprop, federation.outer
+
+
+class SideBySide(SimulatedFederation):
+    """Clients of several rounds share a walk as on a GPU, runs go in pairs, and how many were asked for is noted."""
+
+    runs_at_once = 2
+
+    def __init__(self, env: Environment, model: ModelFactory | None = None) -> None:
+        super().__init__(env, model=model, dtype=torch.float64)
+        self.trained: list[int] = []
+        self.walked_back: list[int] = []
+
+    def train_together(self, requests: Sequence[RoundRequest]) -> list[RoundReport]:
+        self.trained.append(len(requests))
+        return super().train_together(requests)
+
+    def backprop_together(
+        self, requests: Sequence[RoundRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    ) -> list[Tensor]:
+        self.walked_back.append(len(requests))
+        return super().backprop_together(requests, presents, adjoints)
+
+    def _walk_side_by_side(self, requests: Sequence[RoundRequest]) -> bool:
+        return True
+
+
 def train(
     federation: SimulatedFederation,
     *needs: Need,

@@ -18,7 +18,7 @@ from fedunfold.server import adam
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
 from fedunfold.weighting import Rule, dr, fedadp, fedfa, fixed, size, uniform
-from tests.federations import RUN, SIZES, Plain, convolution, mlp, simulated, tiny, train
+from tests.federations import RUN, SIZES, OneByOne, Plain, convolution, mlp, simulated, tiny, train
 
 RHO, MU = 0.6, 0.5
 
@@ -346,15 +346,6 @@ def test_step_sizes_are_finite_and_not_negative(wrong: Any) -> None:
 
 
 # --- several runs in step ----------------------------------------------------------------------------------
-
-
-class OneByOne:
-    """A federation that offers nothing but the contract."""
-
-    def __init__(self, federation: SimulatedFederation) -> None:
-        self.clients, self.lr = federation.clients, federation.lr
-        self.initial_model, self.train, self.evaluate = federation.initial_model, federation.train, federation.evaluate
-        self.backprop, self.outer = federation.backprop, federation.outer
 
 
 @pytest.mark.parametrize("rule", [size(), fedadp(), fedfa()], ids=["size", "fedadp", "fedfa"])

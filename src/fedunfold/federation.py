@@ -184,10 +184,49 @@ class Federation(Protocol):
 class TrainsTogether(Protocol):
     """A federation that can do rounds of several runs at once, faster than one after the other."""
 
+    @property
+    def runs_at_once(self) -> int:
+        """How many runs are worth going in step."""
+        ...
+
     def train_together(self, requests: Sequence[RoundRequest]) -> Sequence[RoundReport]:
         """What `train` gives for each."""
+        ...
+
+    def backprop_together(
+        self, requests: Sequence[RoundRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """What `backprop` gives for each of some rounds; in all of them somebody is present."""
         ...
 
     def evaluate_together(self, models: Sequence[Tensor]) -> Sequence[Evaluation]:
         """What `evaluate` gives for each."""
         ...
+
+
+def runs_at_once(federation: Federation) -> int:
+    """How many runs are worth going in step: one where the federation does them one after the other anyway."""
+    return federation.runs_at_once if isinstance(federation, TrainsTogether) else 1
+
+
+def train_all(federation: Federation, requests: Sequence[RoundRequest]) -> Sequence[RoundReport]:
+    """`train` for each, together where the federation can."""
+    if isinstance(federation, TrainsTogether):
+        return federation.train_together(requests)
+    return [federation.train(request) for request in requests]
+
+
+def backprop_all(
+    federation: Federation, requests: Sequence[RoundRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """`backprop` for each, together where the federation can."""
+    if isinstance(federation, TrainsTogether):
+        return federation.backprop_together(requests, presents, adjoints)
+    return [federation.backprop(*asked) for asked in zip(requests, presents, adjoints, strict=True)]
+
+
+def evaluate_all(federation: Federation, models: Sequence[Tensor]) -> Sequence[Evaluation]:
+    """`evaluate` for each, together where the federation can."""
+    if isinstance(federation, TrainsTogether):
+        return federation.evaluate_together(models)
+    return [federation.evaluate(model) for model in models]

@@ -29,7 +29,8 @@ from fedunfold.federation import (
     HiddenSum,
     RoundReport,
     RoundRequest,
-    TrainsTogether,
+    evaluate_all,
+    train_all,
 )
 from fedunfold.robust import Aggregator, mean
 from fedunfold.run_state import RunState, fingerprint, load_states, save_states
@@ -136,9 +137,21 @@ class Aggregation:
 
 def aggregate(server: Server, report: RoundReport, weights: Tensor, algorithm: Algorithm) -> tuple[Server, Aggregation]:
     """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1), which is finite."""
-    after, put_together = _aggregated(server, report, weights, algorithm)
-    _check_finite([after.model], report.round, algorithm)
-    return after, put_together
+    (made,) = aggregate_together([server], [report], [weights], algorithm)
+    return made
+
+
+def aggregate_together(
+    servers: Sequence[Server], reports: Sequence[RoundReport], weights: Sequence[Tensor], algorithm: Algorithm
+) -> list[tuple[Server, Aggregation]]:
+    """`aggregate` for several runs in the same round; they are waited for once, where a GPU has to be."""
+    made = [_aggregated(*of_run, algorithm) for of_run in zip(servers, reports, weights, strict=True)]
+    if not torch.stack([after.model for after, _ in made]).sum(1).cpu().isfinite().all():
+        raise DivergenceError(
+            f"round {reports[0].round}: the aggregated model is not finite; lower the learning rate of the "
+            f"server (now {algorithm.server.lr}) or of the clients."
+        )
+    return made
 
 
 def _aggregated(
@@ -164,15 +177,6 @@ def _aggregated(
         tail = slice(-report.statistics, None)
         model = torch.cat([model[: -report.statistics], server.model[tail] + moved[tail]])
     return Server(model, moments, entering.memory), put_together
-
-
-def _check_finite(models: Sequence[Tensor], round: int, algorithm: Algorithm) -> None:
-    """Of several models at once, because a GPU has to be waited for."""
-    if not torch.stack(list(models)).sum(1).cpu().isfinite().all():
-        raise DivergenceError(
-            f"round {round}: the aggregated model is not finite; lower the learning rate of the "
-            f"server (now {algorithm.server.lr}) or of the clients."
-        )
 
 
 @dataclass(frozen=True)
@@ -328,17 +332,12 @@ def _after_round(
     requests = [
         algorithm.request(run, t, state.model, needs=rule.needs) for run, state in zip(runs, states, strict=True)
     ]
-    together = federation if isinstance(federation, TrainsTogether) else None
-    reports = together.train_together(requests) if together else [federation.train(request) for request in requests]
+    reports = train_all(federation, requests)
     sifted = [algorithm.sift(report, state.lengths) for report, state in zip(reports, states, strict=True)]
     ruled = [rule(found.report, state.rule) for found, state in zip(sifted, states, strict=True)]
-    made = [
-        _aggregated(Server(state.model, state.moments, state.memory), found.report, row, algorithm)
-        for state, found, (row, _) in zip(states, sifted, ruled, strict=True)
-    ]
-    models = [server.model for server, _ in made]
-    _check_finite(models, t, algorithm)
-    tests = together.evaluate_together(models) if together else [federation.evaluate(model) for model in models]
+    servers = [Server(state.model, state.moments, state.memory) for state in states]
+    made = aggregate_together(servers, [found.report for found in sifted], [row for row, _ in ruled], algorithm)
+    tests = evaluate_all(federation, [server.model for server, _ in made])
     return [
         RunState(
             server.model,

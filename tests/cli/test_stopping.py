@@ -67,7 +67,7 @@ def test_interrupted_learning_keeps_what_was_learned(
 def test_interrupted_before_anything_was_learned(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedunfold.unfolding.learner.unfold", interrupted)
+    monkeypatch.setattr("fedunfold.unfolding.learner.unfold_together", interrupted)
     stopped = fedunfold("learn", two_sites(), "--out", tmp_path / "cut")
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first outer iteration; nothing was saved.\n"

@@ -1,12 +1,16 @@
 """Runs and comparisons from Python."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import fedunfold as fu
+from fedunfold.federation import Evaluation
+from fedunfold.rounds import run_together
 from tests.federations import tiny
 
 QUICK = fu.Learning(iterations=2)
@@ -26,6 +30,28 @@ def test_trials_differ_and_methods_share_their_draws() -> None:
     assert torch.equal(size.trials[0].present, same.trials[0].present)
     torch.testing.assert_close(size.trials[1].model, same.trials[1].model)
     assert not torch.equal(size.trials[0].model, size.trials[1].model)
+
+
+def test_trials_go_in_step_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Five of them in pairs and the last alone, each told of under its own number."""
+    asked: list[list[str]] = []
+    heard: list[tuple[int, int]] = []
+
+    class Hears(fu.Tracker):
+        def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+            heard.append((trial, round))
+
+    def noted(*given: Any, **more: Any) -> list[fu.RunResult]:
+        asked.append(given[3])
+        return run_together(*given, **more)
+
+    apart = fu.compare(tiny(), "fedavg", trials=5)
+    monkeypatch.setattr("fedunfold.experiments.comparing.run_together", noted)
+    monkeypatch.setattr(fu.SimulatedFederation, "runs_at_once", 2)
+    in_pairs = fu.compare(tiny(), "fedavg", trials=5, tracker=Hears(), checkpoints=tmp_path)
+    assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
+    assert in_pairs.records() == apart.records()
+    assert heard == [(trial, t) for pair in ((0, 1), (2, 3), (4,)) for t in range(3) for trial in pair]
 
 
 def test_two_sets_of_learned_weights_under_names_of_their_own() -> None:

@@ -20,7 +20,7 @@ from fedunfold.simulation.native import NativeWalk
 from fedunfold.simulation.plan import plan
 from fedunfold.simulation.schedule import Draw, Schedule, Share
 from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.unfolding.adjoint import unfold_together
 from fedunfold.updates import LocalUpdate, nova, prox, sgd
 from fedunfold.weighting.size import size
 
@@ -137,12 +137,16 @@ def _tally(size: int, like: Tensor, *, gradients: bool) -> Tally:
 
 
 def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
-    """Gradients of the weights, and the last model of several runs side by side."""
+    """Gradients of the weights by several draws, and the last model of several runs side by side."""
     theta, start = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double(), federation.initial_model("a")
-    outers = (OuterLoss("path"), OuterLoss("balanced"))
     slopes = [
-        unfold(federation, theta, Algorithm(nova()), outer, "first_order", run="a", model=start).gradient
-        for outer in outers
+        found.gradient
+        for outer, adjoint in (("path", "first_order"), ("balanced", "first_order"), ("balanced", "exact"))
+        for found in unfold_together(
+            *(federation, theta, Algorithm(nova()), OuterLoss(outer), adjoint),  # type: ignore[arg-type]
+            runs=["a", "b"],
+            models=[start, start],
+        )
     ]
     runs = run_together(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
     return [*slopes, *(run.model.cpu().double() for run in runs)]

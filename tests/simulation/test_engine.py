@@ -13,11 +13,11 @@ from fedunfold.losses import OuterLoss
 from fedunfold.models import ModelFactory
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
-from fedunfold.simulation import SimulatedFederation
+from fedunfold.simulation import SimulatedFederation, engine
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
 from fedunfold.weighting import dr, fedadp, size
-from tests.federations import CLASSES, RUN, Plain, Walked, convolution, mlp, simulated, tiny, train
+from tests.federations import CLASSES, RUN, Plain, SideBySide, Walked, convolution, mlp, simulated, tiny, train
 
 RHO, MU = 0.6, 0.5
 LOCAL: dict[str, tuple[LocalUpdate, dict[str, float]]] = {
@@ -356,6 +356,46 @@ def test_single_precision_stays_single() -> None:
     report = train(simulated(tiny(), dtype=torch.float32), "gradients", "loss")
     assert report.updates.dtype == torch.float32
     assert report.sizes.dtype == torch.float64
+
+
+# --- several runs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [None, convolution], ids=["mlp", "convolution"])
+@pytest.mark.parametrize("update", [sgd(), prox(MU), nova(), accumulated(prox(MU))], ids=lambda update: update.name)
+def test_the_way_back_of_several_runs_in_one_walk(update: LocalUpdate, build: ModelFactory | None) -> None:
+    """What a GPU is given: the lanes of all rounds, of which some lack clients, and one has set one aside."""
+    env = tiny(shape=(5,) if build is None else (1, 4, 4), reliability=0.5)
+    apart, together = simulated(env, build), SideBySide(env, build)
+    outer = OuterLoss("balanced")
+    asked_for = [RoundRequest(run, 1, apart.initial_model(run), update, outer=outer) for run in "abcdefgh"]
+    attended = {request.run: apart.train(request).present for request in asked_for}
+    requests = [request for request in asked_for if attended[request.run].any()]
+    presents = [attended[request.run] for request in requests]
+    assert {int(present.sum()) for present in presents} == {1, 2, 3}
+    next(present for present in presents if present.all())[1] = False
+    torch.manual_seed(0)
+    adjoints = [torch.randn(int(there.sum()), len(requests[0].model)).double() for there in presents]
+    asked = (requests, presents, adjoints)
+    expected = [apart.backprop(*of_run) for of_run in zip(*asked, strict=True)]
+    for found in (apart.backprop_together(*asked), together.backprop_together(*asked)):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other, 1e-12)
+
+
+def test_runs_that_are_worth_going_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on a CPU; on a GPU as many as fill it with the clients of a round, here three or two, and always one."""
+    assert simulated(tiny()).runs_at_once == 1
+    for multiprocessors, env, expected in (
+        (132, tiny(), 44),
+        (132, tiny(sampled=2), 66),
+        (11, tiny(), 3),
+        (2, tiny(), 1),
+    ):
+        federation = simulated(env)
+        monkeypatch.setattr(federation, "_device", torch.device("cuda"))
+        monkeypatch.setattr(engine, "multiprocessors", lambda device, count=multiprocessors: count)
+        assert federation.runs_at_once == expected
 
 
 # --- another device ----------------------------------------------------------------------------------------

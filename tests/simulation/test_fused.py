@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,24 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
     tests = Path(__file__).parent
     memory = "extern __shared__ __align__(16) char memory[];"
 
-    def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
+    @cache
+    def built(name: Name, shape: Shape) -> Any:
         source = "".join((HERE / part).read_text() for part in SOURCES[name])
         assert memory in source
         source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
         made = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"  # one loaded already must not be written over
-        built, library = made.with_suffix(".cpp"), made.with_suffix(".so")
-        built.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
+        written, library = made.with_suffix(".cpp"), made.with_suffix(".so")
+        written.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
         macros = [macro for macro in shape.macros(name) if "_BYTES" not in macro]
         if name != "backward":
             macros.append(f"-DWALK={name}")
         options = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", *macros]
-        subprocess.run([compiler, *options, "-o", str(library), str(built)], check=True)
+        subprocess.run([compiler, *options, "-o", str(library), str(written)], check=True)
         symbol = "emulated_backward" if name == "backward" else "emulated_walk"
-        kernel = getattr(ctypes.CDLL(str(library)), symbol)
+        return getattr(ctypes.CDLL(str(library)), symbol)
+
+    def compiled(name: Name, shape: Shape, device: torch.device) -> Launch:
+        kernel = built(name, shape)
         launched.append(name)
 
         def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:

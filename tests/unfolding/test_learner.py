@@ -18,11 +18,11 @@ from fedunfold.losses import OuterLoss
 from fedunfold.rounds import Algorithm, run_rounds
 from fedunfold.server import adam
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import unfold, weights_of
+from fedunfold.unfolding.adjoint import AdjointKind, unfold, weights_of
 from fedunfold.unfolding.learner import _pull
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox
 from fedunfold.weighting.learned import LearnedWeights
-from tests.federations import label_skewed, simulated, tiny
+from tests.federations import SideBySide, label_skewed, simulated, tiny
 from tests.unfolding.saving import save_learned
 
 
@@ -193,6 +193,24 @@ def test_a_step_averages_its_draws() -> None:
     assert result.losses[0].item() == pytest.approx(sum(part.loss for part in found) / 3)
     mean = torch.stack([part.gradient for part in found]).mean(0)
     torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * mean.sign()))
+
+
+@pytest.mark.parametrize("initial_model", ["fixed", "resample"])
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_draws_go_in_step_as_far_as_it_is_worth_it(adjoint: AdjointKind, initial_model: Any) -> None:
+    """Three of them, in a pair and alone, in both iterations."""
+    env = tiny(reliability=0.8)
+    learning = Learning(
+        iterations=2, draws=3, adjoint=adjoint, initial_model=initial_model, step_sizes="learned", outer="balanced"
+    )
+    apart, pairs = simulated(env), SideBySide(env)
+    assert apart.runs_at_once == 1
+    wanted, found = (learn(federation, env.rounds, learning=learning) for federation in (apart, pairs))
+    torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.history, wanted.history, rtol=1e-12, atol=1e-12)
+    assert found.settings["algorithm"]["step_sizes"] == pytest.approx(wanted.settings["algorithm"]["step_sizes"])
+    assert pairs.trained == 2 * (3 * [2] + 3 * [1])
+    assert set(pairs.walked_back) == ({1, 2} if adjoint == "exact" else set())
 
 
 def test_shared_rounds_have_the_same_weights_and_step_sizes() -> None:

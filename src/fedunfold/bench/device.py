@@ -1,5 +1,5 @@
-"""What a device takes: a local step of all clients, averaged over a whole learning, trials one by one and together, and
-a step of the learning by the exact gradient.
+"""What a device takes: a local step of all clients, averaged over a whole learning; runs, and draws of a step of the
+learning, one and ten at once; and a step by the exact gradient.
 
 Everything counts that a user waits for: drawing minibatches, aggregation, absent clients, the way back, the tests.
 """
@@ -12,30 +12,34 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedunfold.bench.measuring import Timed, side_by_side
-from fedunfold.bench.work import outer_step, size_theta
+from fedunfold.bench.work import size_theta
 from fedunfold.environments import Environment, environment
 from fedunfold.experiments.learning import device_of
+from fedunfold.losses import OuterLoss
 from fedunfold.machine import machine
-from fedunfold.rounds import run_together
+from fedunfold.rounds import Algorithm, run_together
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.unfolding import Learning, learn
+from fedunfold.unfolding.adjoint import AdjointKind, unfold_together
 from fedunfold.weighting.size import size
 
-TRIALS = 10
+AT_ONCE = 10
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run, of ten
-    together, and of one exact step of the learning. `busy` are those of a learning in which a GPU computes; in the
-    others it waits for the processor."""
+    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run and ten
+    together, of a step of the learning with one draw and with ten, and of an exact one. `busy` are those of a learning
+    in which a GPU computes; in the others it waits for the processor."""
 
     parameters: int
     steps: int
     iterations: int
     learning: Timed
-    one: Timed
-    together: Timed
+    run: Timed
+    runs: Timed
+    draw: Timed
+    draws: Timed
     exact: Timed
     busy: float | None = None
 
@@ -75,8 +79,8 @@ def steps_of_a_run(env: Environment) -> int:
 
 
 def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
-    federation, learning = SimulatedFederation(env, device=device), Learning()
-    runs = [f"trial-{trial}" for trial in range(TRIALS)]
+    federation, learning, theta = SimulatedFederation(env, device=device), Learning(), size_theta(env)
+    start = federation.initial_model("learn-0")
 
     def finished(work: Callable[[], object]) -> Callable[[], None]:
         """A GPU may still be at it when a call returns."""
@@ -88,20 +92,30 @@ def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
 
         return waited
 
+    def runs(count: int) -> Callable[[], None]:
+        names = [f"trial-{trial}" for trial in range(count)]
+        return finished(lambda: run_together(federation, size(), env.rounds, names))
+
+    def draws(count: int, adjoint: AdjointKind = "first_order") -> Callable[[], None]:
+        how = (federation, theta, Algorithm(), OuterLoss(), adjoint)
+        names = [f"learn-{draw}" for draw in range(count)]
+        return finished(lambda: unfold_together(*how, runs=names, models=[start] * count))
+
     learned = finished(lambda: learn(federation, env.rounds, learning=learning))
     seconds = side_by_side(
         {
             "learning": learned,
-            "one": finished(lambda: run_together(federation, size(), env.rounds, runs[:1])),
-            "together": finished(lambda: run_together(federation, size(), env.rounds, runs)),
-            "exact": finished(lambda: outer_step(federation, size_theta(env), "exact")),
+            "run": runs(1),
+            "runs": runs(AT_ONCE),
+            "draw": draws(1),
+            "draws": draws(AT_ONCE),
+            "exact": draws(1, "exact"),
         },
         repeats,
     )
     timed = {name: Timed.of(measured) for name, measured in seconds.items()}
     busy = _busy(learned) if device.type == "cuda" else None
-    parameters = len(federation.initial_model("trial-0"))
-    return OnDevice(parameters, steps_of_a_run(env), learning.iterations, **timed, busy=busy)
+    return OnDevice(len(start), steps_of_a_run(env), learning.iterations, **timed, busy=busy)
 
 
 def _busy(work: Callable[[], None]) -> float:
@@ -119,19 +133,29 @@ def device_page(found: DeviceBench) -> str:
         "# Times on a device\n",
         "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
         "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU "
-        "is at work for the part that is given; for the rest it waits for the processor. An exact step is one of the "
-        "learning, forwards and all the way back. Machine: "
-        f"{made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
-        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) | "
-        f"a run (s) | {TRIALS} runs together (s) | times one | an exact step (s) | times a run |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"is at work for the part that is given; for the rest it waits for the processor. Machine: {made['device']}, "
+        f"{made['cores']} cores, torch {made['torch']}.\n",
+        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():
-        step, one, together, exact = on.microseconds, on.one.median, on.together.median, on.exact.median
+        step = on.microseconds
         busy = "" if on.busy is None else f"{100 * on.busy / on.learning.median:.0f}"
         lines.append(
             f"| {name} | {on.parameters} | {on.steps} | {step.median:.1f} ({step.least:.1f} to {step.most:.1f}) | "
-            f"{on.learning.median:.2f} | {busy} | {one:.3f} | {together:.3f} | {together / one:.1f} | {exact:.3f} | "
-            f"{exact / one:.1f} |"
+            f"{on.learning.median:.2f} | {busy} |"
+        )
+    lines += [
+        "\nSeconds of a run with its tests, and of a step of the learning by the first-order gradient, one and "
+        f"{AT_ONCE} at once; and of a step by the exact gradient.\n",
+        f"| environment | a run | {AT_ONCE} runs | times one | a step | {AT_ONCE} draws | times one | an exact step | "
+        "times a run |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, on in found.environments.items():
+        run, runs, draw, draws, exact = (t.median for t in (on.run, on.runs, on.draw, on.draws, on.exact))
+        lines.append(
+            f"| {name} | {run:.3f} | {runs:.3f} | {runs / run:.1f} | {draw:.3f} | {draws:.3f} | {draws / draw:.1f} | "
+            f"{exact:.3f} | {exact / run:.1f} |"
         )
     return "\n".join(lines) + "\n"

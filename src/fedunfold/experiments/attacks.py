@@ -67,7 +67,9 @@ class NoisyFederation(SimulatedFederation):
         reports = super().train_together(requests)
         return [self._with_noise(*pair) for pair in zip(requests, reports, strict=True)]
 
-    def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
+    def backprop_together(
+        self, requests: Sequence[RoundRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    ) -> list[Tensor]:
         raise InputError("noise has no gradient: learn with the first_order adjoint where clients send it.")
 
     def _with_noise(self, request: RoundRequest, report: RoundReport) -> RoundReport:

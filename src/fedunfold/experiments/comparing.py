@@ -298,14 +298,14 @@ def _trials(
     digest: str,
     kept: Path | None,
 ) -> tuple[RunResult, ...]:
-    """All trials of a method; on a GPU together, which takes little longer than one, otherwise one after the other.
+    """All trials of a method, as many in step as the federation says is worth it.
 
     `kept` is how the names of their checkpoints begin.
     """
     rounds = federation.environment.rounds
     runs: list[RunResult] = []
-    at_once = trials if federation.device.type == "cuda" else 1
-    for first in range(0, trials, at_once):
+    names = [f"trial-{trial}" for trial in range(trials)]
+    for first in range(0, trials, federation.runs_at_once):
 
         def tell(t: int, tests: Sequence[Evaluation], first: int = first) -> None:
             for trial, seen in enumerate(tests, first):
@@ -315,7 +315,7 @@ def _trials(
             federation,
             rule,
             rounds,
-            [f"trial-{trial}" for trial in range(first, first + at_once)],
+            names[first : first + federation.runs_at_once],
             algorithm=algorithm,
             digest=digest,
             checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),

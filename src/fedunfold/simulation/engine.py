@@ -18,6 +18,7 @@ from fedunfold.federation import ClientInfo, Evaluation, OuterReport, RoundRepor
 from fedunfold.models import ModelFactory, flat_model, model_factory, seeded, set_flat_model
 from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.drawing import Drawing
+from fedunfold.simulation.fused import multiprocessors
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
@@ -118,6 +119,14 @@ class SimulatedFederation:
         rows = self._drawing.most_rows * len(self.clients)
         return rows * sum(shape.numel() for shape in self._kernel.shapes)
 
+    @property
+    def runs_at_once(self) -> int:
+        """One on a CPU, where runs one after the other are as fast and take less memory. On a GPU as many as fill its
+        multiprocessors with the clients of a round."""
+        if self._device.type != "cuda":
+            return 1
+        return max(1, multiprocessors(self._device) // (self.environment.sampled or len(self.clients)))
+
     @_few_threads
     def initial_model(self, run: str) -> Tensor:
         return flat_model(seeded(self._build, self.environment.seed, run)).to(self._device, self._dtype)
@@ -129,10 +138,9 @@ class SimulatedFederation:
     def train_together(self, requests: Sequence[RoundRequest]) -> list[RoundReport]:
         """A round of several runs. On a GPU their clients walk side by side."""
         rounds = [self._round(request) for request in requests]
-        asked_alike = {(r.update, r.outer, r.needs, r.path_gradient, r.class_weights is None) for r in requests}
-        if self._device.type == "cpu" or len(asked_alike) != 1:
-            return [self._trained([round])[0] for round in rounds]
-        return self._trained(rounds)
+        if self._walk_side_by_side(requests):
+            return self._trained(rounds)
+        return [self._trained([round])[0] for round in rounds]
 
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
         brought = self._let_train(rounds)
@@ -177,18 +185,36 @@ class SimulatedFederation:
             refused=refused,
         )
 
-    @_few_threads
     def backprop(self, request: RoundRequest, present: Tensor, adjoints: Tensor) -> Tensor:
+        return self.backprop_together([request], [present], [adjoints])[0]
+
+    @_few_threads
+    def backprop_together(
+        self, requests: Sequence[RoundRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The same round of several runs. On a GPU their clients walk back side by side."""
+        for rows in adjoints:
+            self._check_length(rows, "the adjoint")
         # Scaled as the round was run: with all who set out, also those who have been set aside since.
-        set_out = self._round(request)
-        round = replace(set_out, present=present.numpy())
-        self._check_length(adjoints, "the adjoint")
-        walk = self._walk([round], back=True)
-        lanes = torch.tensor(walk.schedule.order, device=self._device)
-        arriving = (adjoints * self._column(round.after[round.there]))[lanes]
+        set_out = [self._round(request) for request in requests]
+        rounds = [replace(round, present=present.numpy()) for round, present in zip(set_out, presents, strict=True)]
+        if self._walk_side_by_side(requests):
+            return self._walked_back(rounds, adjoints)
+        return [self._walked_back([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
+
+    def _walked_back(self, rounds: Sequence[Round], adjoints: Sequence[Tensor]) -> list[Tensor]:
+        """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
+        and the outer losses along the way."""
+        walk = self._walk(rounds, back=True)
+        order, owners = self._lanes(walk, rounds)
+        after = np.concatenate([round.after[round.there] for round in rounds])
+        arriving = torch.cat(list(adjoints))[upload(order, self._device)] * self._column(after[order])
         with self._threads_of(walk):
-            leaving = walk.backward(request.model.expand(len(lanes), -1), arriving)
-        return (leaving - arriving).sum(0)
+            leaving = walk.backward(self._starts(rounds, owners), arriving)
+        gained = leaving - arriving
+        if len(rounds) > 1:
+            gained = gained[upload(np.argsort(owners, kind="stable"), self._device)]
+        return [own.sum(0) for own in torch.split(gained, [len(round.there) for round in rounds])]
 
     @_few_threads
     def outer(self, request: RoundRequest) -> OuterReport:
@@ -251,6 +277,22 @@ class SimulatedFederation:
         parts = (schedule, step_sizes, request.update, outer)
         return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back)
 
+    def _walk_side_by_side(self, requests: Sequence[RoundRequest]) -> bool:
+        """Whether the clients of these rounds share a walk: on a GPU, where they are asked the same."""
+        asked = {(r.update, r.outer, r.needs, r.path_gradient, r.class_weights is None) for r in requests}
+        return self._device.type != "cpu" and len(asked) == 1
+
+    def _lanes(self, walk: AnyWalk, rounds: Sequence[Round]) -> tuple[np.ndarray, np.ndarray]:
+        """Of every lane which of all present clients walks in it, and in which of the rounds."""
+        order = np.array(walk.schedule.order)
+        return order, np.repeat(np.arange(len(rounds)), [len(round.there) for round in rounds])[order]
+
+    def _starts(self, rounds: Sequence[Round], owners: np.ndarray) -> Tensor:
+        """w^(t) of every lane, given its round."""
+        if len(rounds) == 1:
+            return rounds[0].request.model.expand(len(owners), -1)
+        return torch.stack([round.request.model for round in rounds])[upload(owners, self._device)]
+
     def _threads_of(self, walk: AnyWalk) -> AbstractContextManager[None]:
         """Torch's, as many as its steps are worth; compiled code has its own."""
         return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
@@ -272,17 +314,12 @@ class SimulatedFederation:
 
     def _let_train(self, rounds: Sequence[Round]) -> Brought | None:
         """Let the present clients train, if there are any; a GPU may still be at it when this returns."""
-        counts = [len(round.there) for round in rounds]
-        lanes = sum(counts)
+        lanes = sum(len(round.there) for round in rounds)
         if not lanes:
             return None
         walk = self._walk(rounds)
-        order = np.array(walk.schedule.order)
-        if len(rounds) == 1:
-            begun = rounds[0].request.model.expand(lanes, -1)
-        else:
-            owners = np.repeat(np.arange(len(rounds)), counts)[order]
-            begun = torch.stack([round.request.model for round in rounds])[upload(owners, self._device)]
+        order, owners = self._lanes(walk, rounds)
+        begun = self._starts(rounds, owners)
         tally = self._tally(rounds[0].request, lanes)
         with self._threads_of(walk):
             walked = walk.forward(begun, tally).sub_(begun)

@@ -9,13 +9,16 @@
 
 `first_order` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients:
 one federated run plus T·K dot products. `exact` asks the clients for them (`Federation.backprop`). In neither
-is there a graph over rounds; what is kept is T models and the clients' updates (`tape`). A client that was set
-aside in a round (`screening`) is absent from it on the way back too; who is, is taken for a constant.
+is there a graph over rounds; what is kept is T models and the clients' updates (`tape`). Several runs, the draws of
+one step of a learning, go in step, so that a federation may do the clients' part of all of them at once. A client
+that was set aside in a round (`screening`) is absent from it on the way back too; who is, is taken for a constant.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,9 +26,9 @@ from torch import Tensor
 
 from fedunfold.aggregation import coefficients
 from fedunfold.errors import DivergenceError
-from fedunfold.federation import Federation, RoundRequest
+from fedunfold.federation import Federation, RoundRequest, backprop_all, train_all
 from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Algorithm, Server, aggregate
+from fedunfold.rounds import Algorithm, Server, aggregate_together
 from fedunfold.screening import SetAside
 from fedunfold.threads import threads_for
 from fedunfold.unfolding.tape import Entered, Tape, TapeKind
@@ -74,89 +77,164 @@ def unfold(
     tape: TapeKind = "full",
 ) -> Unfolded:
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
-    request = algorithm.request(run, 0, model, outer=outer, path_gradient=adjoint == "first_order")
-    layers, loss = [], 0.0
-    lengths: list[Tensor] = []
-    set_aside: list[SetAside] = []
-    server = Server.start(model, algorithm)
-    with threads_for(len(federation.clients) * len(model)), Tape(tape) as kept:
-        for t, row in enumerate(theta):
-            asked = replace(request, round=t, model=server.model)
-            sifted = algorithm.sift(federation.train(asked), lengths)
-            lengths.append(sifted.lengths)
-            set_aside += sifted.set_aside
-            loss += sifted.report.outer_loss
-            if not math.isfinite(loss):
-                raise DivergenceError(
-                    f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), "
-                    "or learn with float64."
-                )
-            moments = server.moments
-            server, made = aggregate(server, sifted.report, weights_of(row), algorithm)
-            entered = kept.keep(made.contributions, made.present)
-            layers.append(_Layer(asked, sifted.report.outer_gradient, moments, made.present, entered, made.direction))
-        last = federation.outer(replace(request, round=len(theta), model=server.model))
-        gradients = _walk_back(federation, theta, algorithm, layers, last.gradient, exact=adjoint == "exact")
-    return Unfolded(loss + last.loss, *gradients, server.model, tuple(set_aside))
+    (found,) = unfold_together(federation, theta, algorithm, outer, adjoint, runs=[run], models=[model], tape=tape)
+    return found
 
 
-def _walk_back(
+def unfold_together(
     federation: Federation,
     theta: Tensor,
     algorithm: Algorithm,
-    layers: list[_Layer],
-    adjoint: Tensor,
+    outer: OuterLoss,
+    adjoint: AdjointKind,
     *,
-    exact: bool,
-) -> tuple[Tensor, Tensor]:
-    """dL/dθ and dL/ds from λ_T; `owed[k]` is what later rounds put on client k's update before it is reached.
+    runs: Sequence[str],
+    models: Sequence[Tensor],
+    tape: TapeKind = "full",
+) -> list[Unfolded]:
+    """`unfold` for several runs in step, which a federation that trains them together does faster."""
+    ask = partial(algorithm.request, outer=outer, path_gradient=adjoint == "first_order")
+    with threads_for(len(federation.clients) * len(models[0])), ExitStack() as opened:
+        ways = [_WayThere(Server.start(model, algorithm), opened.enter_context(Tape(tape))) for model in models]
+        for t, row in enumerate(theta):
+            requests = [ask(run, t, way.server.model) for run, way in zip(runs, ways, strict=True)]
+            _go_on(ways, federation, requests, weights_of(row), algorithm)
+        lasts = [federation.outer(ask(run, len(theta), way.server.model)) for run, way in zip(runs, ways, strict=True)]
+        ways_back = [
+            _WayBack(way.layers, last.gradient, theta, algorithm, federation.lr, exact=adjoint == "exact")
+            for way, last in zip(ways, lasts, strict=True)
+        ]
+        for _ in theta:
+            _go_back(ways_back, federation)
+        gradients = [way_back.gradients() for way_back in ways_back]
+    return [
+        Unfolded(way.loss + last.loss, *found, way.server.model, tuple(way.set_aside))
+        for way, last, found in zip(ways, lasts, gradients, strict=True)
+    ]
 
-    λ does not depend on the products ⟨ū, m_k⟩: they are waited for only in the end, all at once.
-    """
-    with torch.enable_grad():
-        leaf = theta.detach().requires_grad_()
-        alpha = coefficients(weights_of(leaf), torch.stack([layer.present for layer in layers]), algorithm.absent)
-    step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
-    along: list[tuple[int, Tensor, Tensor]] = []
-    moments = tuple(torch.zeros_like(moment) for moment in layers[-1].moments)
-    owed: dict[int, Tensor] = {}
-    for t in reversed(range(len(layers))):
-        layer = layers.pop()
-        present, direction = layer.present, layer.direction
-        if direction is not None:
-            adjoint, to_direction, moments = algorithm.server.vjp(
-                layer.request.model, direction, layer.moments, adjoint, moments
+
+@dataclass
+class _WayThere:
+    """A run on its way forwards: where the server stands, and what has been met."""
+
+    server: Server
+    tape: Tape
+    layers: list[_Layer] = field(default_factory=list)
+    loss: float = 0.0
+    lengths: list[Tensor] = field(default_factory=list)
+    set_aside: list[SetAside] = field(default_factory=list)
+
+
+def _go_on(
+    ways: Sequence[_WayThere],
+    federation: Federation,
+    requests: Sequence[RoundRequest],
+    weights: Tensor,
+    algorithm: Algorithm,
+) -> None:
+    """One round of every run."""
+    reports = []
+    for way, trained in zip(ways, train_all(federation, requests), strict=True):
+        sifted = algorithm.sift(trained, way.lengths)
+        reports.append(sifted.report)
+        way.lengths.append(sifted.lengths)
+        way.set_aside += sifted.set_aside
+        way.loss += sifted.report.outer_loss
+        if not math.isfinite(way.loss):
+            raise DivergenceError(
+                f"round {trained.round}: the outer loss is not finite; lower the clients' learning rate (now "
+                f"{federation.lr}), or learn with float64."
             )
-            entering = layer.entered
-            products = entering.along(to_direction)
-            along.append((t, entering.clients, products))
-            if exact or products.device.type == "cpu":  # where it need not be waited for, nobody is asked any more
-                _check_finite(products[None], [t], federation, exact=exact)
-            if exact:
-                for k, share in zip(entering.clients.tolist(), alpha[t, entering.clients].tolist(), strict=True):
-                    part = step_sizes[t] * share * to_direction
-                    owed[k] = owed[k] + part if k in owed else part
-        there = torch.nonzero(present).flatten().tolist()
-        if exact and there:
-            arriving = torch.stack([owed.pop(k) for k in there])
-            adjoint = adjoint + federation.backprop(layer.request, present, arriving)
+    made = aggregate_together([way.server for way in ways], reports, [weights] * len(ways), algorithm)
+    for way, request, report, (server, put_together) in zip(ways, requests, reports, made, strict=True):
+        entered = way.tape.keep(put_together.contributions, put_together.present)
+        moments, direction = way.server.moments, put_together.direction
+        way.layers.append(_Layer(request, report.outer_gradient, moments, put_together.present, entered, direction))
+        way.server = server
+
+
+class _WayBack:
+    """A run on its way back: λ from λ_T on, what later rounds put on a client's update before it is reached (`owed`),
+    and the products ⟨ū, m_k⟩ met, which λ does not depend on: they are waited for only in the end, all at once.
+    """
+
+    def __init__(
+        self, layers: list[_Layer], adjoint: Tensor, theta: Tensor, algorithm: Algorithm, lr: float, *, exact: bool
+    ) -> None:
+        self.exact = exact
+        self._layers, self._adjoint, self._algorithm, self._lr = layers, adjoint, algorithm, lr
+        with torch.enable_grad():
+            self._theta = theta.detach().requires_grad_()
+            present = torch.stack([layer.present for layer in layers])
+            self._alpha = coefficients(weights_of(self._theta), present, algorithm.absent)
+        self._step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
+        self._moments = tuple(torch.zeros_like(moment) for moment in layers[-1].moments)
+        self._owed: dict[int, Tensor] = {}
+        self._along: list[tuple[int, Tensor, Tensor]] = []
+
+    def through_server(self) -> _Layer:
+        """From λ_{t+1} to w̄ and, where it is asked for, to q_k; gives the round that has been reached."""
+        layer = self._layers.pop()
+        if layer.direction is None:
+            return layer
+        t, entered = len(self._layers), layer.entered
+        self._adjoint, to_direction, self._moments = self._algorithm.server.vjp(
+            layer.request.model, layer.direction, layer.moments, self._adjoint, self._moments
+        )
+        products = entered.along(to_direction)
+        self._along.append((t, entered.clients, products))
+        if self.exact or products.device.type == "cpu":  # where it need not be waited for, nobody is asked any more
+            _check_finite(products[None], [t], self._lr, exact=self.exact)
+        if self.exact:
+            for k, share in zip(entered.clients.tolist(), self._alpha[t, entered.clients].tolist(), strict=True):
+                part = self._step_sizes[t] * share * to_direction
+                self._owed[k] = self._owed[k] + part if k in self._owed else part
+        return layer
+
+    def pay(self, layer: _Layer) -> Tensor:
+        """q_k [P, d] of the clients that are there, to whom nothing is owed then."""
+        return torch.stack([self._owed.pop(k) for k in torch.nonzero(layer.present).flatten().tolist()])
+
+    def add(self, part: Tensor) -> None:
+        """To λ_t."""
+        self._adjoint = self._adjoint + part
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """dL/dθ and dL/ds, when all rounds have been walked back."""
+        table = torch.zeros_like(self._theta)
+        if self._along:
+            rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in self._along])
+            values = torch.cat([values for _, _, values in self._along]).to(table)
+            table[rows, torch.cat([clients for _, clients, _ in self._along])] = values
+        stretched = table.new_tensor(self._step_sizes)[:, None] * table
+        (gradient,) = torch.autograd.grad(self._alpha, self._theta, stretched)
+        _check_finite(gradient, range(len(gradient)), self._lr, exact=self.exact)
+        return gradient, (self._alpha.detach() * table).sum(1)
+
+
+def _go_back(ways: Sequence[_WayBack], federation: Federation) -> None:
+    """One round of every run, backwards: the clients of all of them are asked at once."""
+    layers = [way.through_server() for way in ways]
+    asked = [(way, layer) for way, layer in zip(ways, layers, strict=True) if way.exact and layer.present.any()]
+    if asked:
+        added = backprop_all(
+            federation,
+            [layer.request for _, layer in asked],
+            [layer.present for _, layer in asked],
+            [way.pay(layer) for way, layer in asked],
+        )
+        for (way, _), part in zip(asked, added, strict=True):
+            way.add(part)
+    for way, layer in zip(ways, layers, strict=True):
         if layer.outer_gradient is not None:
-            adjoint = adjoint + layer.outer_gradient
-    table = torch.zeros_like(theta)
-    if along:
-        rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in along])
-        values = torch.cat([values for _, _, values in along]).to(theta)
-        table[rows, torch.cat([clients for _, clients, _ in along])] = values
-    (gradient,) = torch.autograd.grad(alpha, leaf, theta.new_tensor(step_sizes)[:, None] * table)
-    _check_finite(gradient, range(len(theta)), federation, exact=exact)
-    return gradient, (alpha.detach() * table).sum(1)
+            way.add(layer.outer_gradient)
 
 
-def _check_finite(numbers: Tensor, rounds: Sequence[int], federation: Federation, *, exact: bool) -> None:
+def _check_finite(numbers: Tensor, rounds: Sequence[int], lr: float, *, exact: bool) -> None:
     """Refuse rounds [R, …] with numbers that are not; the last one is where it began."""
     bad = torch.nonzero(~torch.isfinite(numbers).all(1)).flatten().tolist()
     if bad:
         raise DivergenceError(
             f"round {rounds[bad[-1]]}: the gradient of the weights is not finite; lower the clients' learning rate "
-            f"(now {federation.lr}), or {'take the first_order adjoint' if exact else 'learn with float64'}."
+            f"(now {lr}), or {'take the first_order adjoint' if exact else 'learn with float64'}."
         )

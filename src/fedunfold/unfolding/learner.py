@@ -13,7 +13,7 @@ from torch import Tensor
 from fedunfold.checkpoints import Checkpoint
 from fedunfold.diagnosis import of_learning
 from fedunfold.errors import InputError
-from fedunfold.federation import Federation
+from fedunfold.federation import Federation, runs_at_once
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, check_algorithm
 from fedunfold.run_state import fingerprint
@@ -21,7 +21,7 @@ from fedunfold.screening import SetAside
 from fedunfold.settings import is_count
 from fedunfold.threads import threads_for
 from fedunfold.unfolding.adam import EPSILON
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.unfolding.adjoint import AdjointKind, unfold_together
 from fedunfold.unfolding.progress import Progress
 from fedunfold.unfolding.tape import TapeKind
 from fedunfold.version import VERSION
@@ -228,20 +228,21 @@ def _step(
     theta, root = roots[:, :-1], roots[:, -1]
     set_aside: list[SetAside] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
-    for draw in range(learning.draws):
-        run = f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}"
-        start = federation.initial_model(run) if learning.initial_model == "resample" else first
-        found = unfold(
+    runs = [f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}" for draw in range(learning.draws)]
+    at_once, resampled = runs_at_once(federation), learning.initial_model == "resample"
+    for begin in range(0, learning.draws, at_once):
+        together = runs[begin : begin + at_once]
+        for found in unfold_together(
             *(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint),
-            run=run,
-            model=start,
+            runs=together,
+            models=[federation.initial_model(run) if resampled else first for run in together],
             tape=learning.tape,
-        )
-        set_aside += found.set_aside
-        loss += found.loss / learning.draws
-        gradient[:, :-1] += found.gradient / learning.draws
-        if learning.step_sizes == "learned":
-            gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
+        ):
+            set_aside += found.set_aside
+            loss += found.loss / learning.draws
+            gradient[:, :-1] += found.gradient / learning.draws
+            if learning.step_sizes == "learned":
+                gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
     return loss, gradient, set_aside
 
 
