@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold import randomness
-from fedunfold.simulation.native import is_built, library, shuffle_rows, shuffling
-from fedunfold.simulation.plan import plan
+from fedunfold.simulation.native import is_built, last_rows, library, shuffle_rows, shuffling
+from fedunfold.simulation.plan import plan, sample_coefficients
 from fedunfold.simulation.schedule import Draw, Share
 
 compiled = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
@@ -42,6 +42,23 @@ def test_compiled_code_draws_as_numpy_around_powers_of_two(size: int) -> None:
     assert (shuffled([size], 50, 3, by_numpy=False) == shuffled([size], 50, 3, by_numpy=True)).all()
 
 
+@compiled
+@given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 700)), min_size=1, max_size=5), st.integers(0, 10**6))
+def test_ends_of_orders_are_those_of_whole_ones(epochs: list[tuple[int, int]], seed: int) -> None:
+    sizes = np.array([size for size, _ in epochs])
+    kept = np.array([min(size, n) for size, n in epochs])
+    keys = np.array([randomness.philox_key(seed, "test", n) for n in range(len(epochs))])
+    orders = [randomness.permutation(int(size), key) for size, key in zip(sizes, keys, strict=True)]
+    expected = [row for order, n in zip(orders, kept.tolist(), strict=True) for row in order[len(order) - n :]]
+    assert last_rows(sizes, kept, keys).tolist() == expected
+
+
+@pytest.mark.parametrize(("kept", "keys", "why"), [(5, 1, "kept"), (-1, 1, "kept"), (3, 2, "keys")])
+def test_ends_that_there_are_not_are_refused(kept: int, keys: int, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        last_rows(np.array([4]), np.array([kept]), np.zeros((keys, 2), np.uint64))
+
+
 def test_an_order_is_what_a_generator_of_its_own_gives() -> None:
     rows = np.full((3, 2, 4), 100, dtype=np.int32)
     key = randomness.philox_key(1, "test")
@@ -56,17 +73,19 @@ def test_an_order_is_what_a_generator_of_its_own_gives() -> None:
 def test_where_numpy_draws_otherwise_numpy_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later numpy may: then compiled code has to step aside, and nobody's minibatches change."""
     walks = [(Draw(0, "trial-0", 1), Share("a", 0, 40, 2)), (Draw(0, "trial-1", 1), Share("b", 40, 17, 1))]
-    before = plan(walks, 10, 10).rows
+    before, coefficients = plan(walks, 10, 10).rows, sample_coefficients(walks, 10)
     drawn = randomness.permutation
     monkeypatch.setattr(randomness, "permutation", lambda size, key: drawn(size, key)[::-1])
     shuffling._draws_as_numpy.cache_clear()
     try:
         assert not shuffling._draws_as_numpy()
-        after = plan(walks, 10, 10).rows
+        after, others = plan(walks, 10, 10).rows, sample_coefficients(walks, 10)
     finally:
         monkeypatch.undo()
         shuffling._draws_as_numpy.cache_clear()
     assert (after[:4, 0].ravel() == before[:4, 0].ravel()[::-1]).all()
+    assert others[:40].tolist() == coefficients[:40].tolist()  # all minibatches are whole
+    assert others[40:].tolist() != coefficients[40:].tolist()
     assert shuffling._draws_as_numpy()
 
 

@@ -63,7 +63,7 @@ class Drawing:
 
     def coefficients(self, clients: Clients) -> np.ndarray:
         """How much each of their samples counts where all minibatches meet the same model."""
-        return sample_coefficients(clients, self._environment.batch_size, self._threads)
+        return sample_coefficients(clients, self._environment.batch_size)
 
     def _plan(self, clients: Clients) -> Plan:
         return plan(clients, self._environment.batch_size, self.most_rows, self._threads)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedunfold.simulation.native import shuffle_rows
+from fedunfold.simulation.native import last_rows, shuffle_rows
 from fedunfold.simulation.schedule import Draw, Schedule, Share, upload
 
 Clients = Sequence[tuple[Draw, Share]]
@@ -54,23 +54,20 @@ def plan(clients: Clients, batch_size: int, width: int, threads: int = 1) -> Pla
     return Plan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, draws)
 
 
-def sample_coefficients(clients: Clients, batch_size: int, threads: int = 1) -> np.ndarray:
+def sample_coefficients(clients: Clients, batch_size: int) -> np.ndarray:
     """Σ_e 1/|b_e(i)| of every sample i, one client after the other: how often and how much it counts when all
-    minibatches of a round meet the same model."""
-    shares = [share for _, share in clients]
-    sizes, epochs = np.array([share.size for share in shares]), [share.epochs for share in shares]
+    minibatches of a round meet the same model.
+
+    That is E_k/B, and more for those who came into a short minibatch, the last of an epoch.
+    """
+    sizes = np.array([share.size for _, share in clients])
+    epochs = np.array([share.epochs for _, share in clients])
     width = min(batch_size, int(sizes.max()))
-    # All epochs of all clients one after the other: side by side, short ones would be padded to the longest.
     size, begin = np.repeat(sizes, epochs), np.repeat(np.cumsum(sizes) - sizes, epochs)
-    steps = -(-size // width)
-    ends = np.cumsum(steps)
-    rows = np.empty((ends[-1], 1, width), dtype=np.int32)
-    rows[:] = np.repeat(begin, steps)[:, None, None]
-    shuffle_rows(rows, _keys(clients), np.stack([np.zeros_like(size), ends - steps, size], 1), threads)
-    counts = np.full((len(rows), 1), width)
-    counts[ends - 1, 0] = size - (steps - 1) * width
-    means = (np.arange(width) < counts) / counts
-    return np.bincount(rows.ravel(), means.ravel())
+    short = size % width
+    rows = np.repeat(begin, short) + last_rows(size, short, _keys(clients))
+    more = np.repeat(1 / np.maximum(short, 1) - 1 / width, short)
+    return np.repeat(epochs / width, sizes) + np.bincount(rows, more, sizes.sum())
 
 
 def _keys(clients: Clients) -> np.ndarray:

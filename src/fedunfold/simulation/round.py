@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class Round:
     inside: np.ndarray
     after: np.ndarray
 
-    @property
+    @cached_property
     def there(self) -> np.ndarray:
         return np.flatnonzero(self.present)
 
@@ -36,7 +37,7 @@ class Round:
         """What each of some clients draws by, and its share."""
         return [(self.draw, self.shares[k]) for k in clients]
 
-    @property
+    @cached_property
     def away(self) -> np.ndarray:
         return np.flatnonzero(~self.present)
 

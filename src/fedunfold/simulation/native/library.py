@@ -17,7 +17,8 @@ log = logging.getLogger("fedunfold")
 VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
 TYPES = {torch.float32: "float", torch.float64: "double"}
 COUNTS = ("layers", "lanes", "steps", "rows", "threads", "start_stride", "along")
-FUNCTIONS = ("shuffle_rows", *(f"{name}_{of}" for name in ("forward", "backward", "predict") for of in TYPES.values()))
+WALKS = tuple(f"{name}_{of}" for name in ("forward", "backward", "predict") for of in TYPES.values())
+FUNCTIONS = ("shuffle_rows", "last_rows", *WALKS)
 POINTERS = (
     *("sizes", "x", "marks", "background", "overlaps", "labels", "batches", "counts", "means"),
     *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums"),
@@ -55,18 +56,32 @@ def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, ro
 def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
     """Orders of rows; `shuffling.py` says of what, and that all epochs lie within the rows."""
     _, lanes, width = rows.shape
+    to, *drawn = _pointers(rows, keys, epochs)
+    counts = [ctypes.c_int64(count) for count in (lanes, width, len(keys), threads)]
+    if _loaded().shuffle_rows(to, *counts[:2], *drawn, *counts[2:]):
+        raise MemoryError("there is not enough memory for the minibatches of a round.")
+
+
+def shuffle_ends(ends: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
+    """The ends of orders; `shuffling.py` says of what, and that there is room for them."""
+    if _loaded().last_rows(*_pointers(ends, keys, epochs), ctypes.c_int64(len(keys))):
+        raise MemoryError("there is not enough memory for the minibatches of a round.")
+
+
+def _pointers(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> list[ctypes.c_void_p]:
     arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
     if (
         not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
         or not rows.flags.writeable
     ):
         raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
+    return [ctypes.c_void_p(array.ctypes.data) for array, _ in arrays]
+
+
+def _loaded() -> ctypes.CDLL:
     library = _library()
     assert library is not None
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (rows, keys, epochs)]
-    counts = [ctypes.c_int64(count) for count in (lanes, width, len(keys), threads)]
-    if library.shuffle_rows(pointers[0], *counts[:2], *pointers[1:], *counts[2:]):
-        raise MemoryError("there is not enough memory for the minibatches of a round.")
+    return library
 
 
 def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:

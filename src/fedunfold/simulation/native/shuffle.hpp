@@ -29,12 +29,13 @@ class Philox {
     uint64_t counter = 0;
 };
 
-// An order of 0 … size − 1, where `places` has room for as many.
-inline void shuffle(int32_t* order, uint32_t* places, long size, Philox random) {
+// An order of 0 … size − 1, where `places` has room for as many. Only its last `kept` need be right, which come first.
+inline void shuffle(int32_t* order, uint32_t* places, long size, long kept, Philox random) {
     uint32_t numbers[Philox::AT_ONCE], mask = ~0u;
-    for (long last = size - 1; last > 0;) {
+    const long left = std::max(size - 1 - kept, 0L);
+    for (long last = size - 1; last > left;) {
         random.draw(numbers);
-        for (int n = 0; n < Philox::AT_ONCE && last > 0; n++) {
+        for (int n = 0; n < Philox::AT_ONCE && last > left; n++) {
             while (mask / 2 >= last) mask /= 2;
             const uint32_t drawn = numbers[n] & mask;
             places[last] = drawn;
@@ -42,7 +43,21 @@ inline void shuffle(int32_t* order, uint32_t* places, long size, Philox random) 
         }
     }
     std::iota(order, order + size, 0);
-    for (long last = size - 1; last > 0; last--) std::swap(order[last], order[places[last]]);
+    for (long last = size - 1; last > left; last--) std::swap(order[last], order[places[last]]);
+}
+
+// Epochs are a number of rows, and how many of the last in their order are wanted: these, one epoch after the other.
+inline void shuffle_ends(int32_t* ends, const uint64_t* keys, const int64_t* epochs, long count) {
+    long longest = 0;
+    for (long e = 0; e < count; e++) longest = std::max(longest, (long)epochs[2 * e]);
+    std::vector<int32_t> order(longest);
+    std::vector<uint32_t> places(longest);
+    for (long e = 0; e < count; e++) {
+        const long size = epochs[2 * e], kept = epochs[2 * e + 1];
+        if (!kept) continue;
+        shuffle(order.data(), places.data(), size, kept, Philox(keys + 2 * e));
+        ends = std::copy(order.begin() + size - kept, order.begin() + size, ends);
+    }
 }
 
 // Epochs are lane, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
@@ -58,7 +73,7 @@ inline void shuffle_epochs(
         int32_t* order = orders.data() + thread * longest;
         for (long e = next++; e < count; e = next++) {
             const long lane = epochs[3 * e], first = epochs[3 * e + 1], size = epochs[3 * e + 2];
-            shuffle(order, places.data() + thread * longest, size, Philox(keys + 2 * e));
+            shuffle(order, places.data() + thread * longest, size, size, Philox(keys + 2 * e));
             int32_t* row = rows + (first * lanes + lane) * width;
             for (long begin = 0; begin < size; begin += width, row += lanes * width) {
                 const long end = std::min(begin + width, size);

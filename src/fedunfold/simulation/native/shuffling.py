@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedunfold import randomness
-from fedunfold.simulation.native.library import is_built, shuffle
+from fedunfold.simulation.native.library import is_built, shuffle, shuffle_ends
 
 MOST_THREADS = 4
 WORTH_THREADS = 100_000
@@ -28,6 +28,21 @@ def shuffle_rows(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads
         shuffle(rows, keys, epochs, min(MOST_THREADS, threads) if size.sum() >= WORTH_THREADS else 1)
     else:
         _shuffle_by_numpy(rows, keys, epochs)
+
+
+def last_rows(sizes: np.ndarray, kept: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Of the orders that `randomness.permutation` draws with keys [N, 2], of so many rows [N], the last `kept` [N] of
+    each, one after the other. Compiled code draws no more than these."""
+    if not ((kept >= 0) & (kept <= sizes)).all():
+        raise ValueError("more rows are kept than there are.")
+    if keys.shape != (len(sizes), 2):
+        raise ValueError(f"there are keys of shape {keys.shape} for {len(sizes)} epochs.")
+    if not _draws_as_numpy():
+        orders = [randomness.permutation(size, key) for size, key in zip(sizes.tolist(), keys, strict=True)]
+        return np.concatenate([order[len(order) - n :] for order, n in zip(orders, kept.tolist(), strict=True)])
+    ends = np.empty(kept.sum(), dtype=np.int32)
+    shuffle_ends(ends, keys, np.stack([sizes, kept], 1))
+    return ends
 
 
 def _shuffle_by_numpy(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:

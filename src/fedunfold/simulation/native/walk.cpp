@@ -53,4 +53,7 @@ int shuffle_rows(int32_t* rows, int64_t lanes, int64_t width, const uint64_t* ke
                  int64_t threads) {
     return run([=] { shuffle_epochs(rows, lanes, width, keys, epochs, count, threads); });
 }
+int last_rows(int32_t* ends, const uint64_t* keys, const int64_t* epochs, int64_t count) {
+    return run([=] { shuffle_ends(ends, keys, epochs, count); });
+}
 }
