@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -20,11 +19,11 @@ from fedunfold.simulation.choosing import choose_kernel
 from fedunfold.simulation.drawing import Drawing
 from fedunfold.simulation.fused import multiprocessors
 from fedunfold.simulation.held_data import HeldData
+from fedunfold.simulation.kernel import numbers
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
-from fedunfold.simulation.schedule import upload
-from fedunfold.simulation.walk import OuterTerms, Tally, Walk
-from fedunfold.simulation.walks import AnyWalk, Walks
+from fedunfold.simulation.walking import Walking
+from fedunfold.simulation.walks import Walks
 from fedunfold.threads import threads_for
 
 Arguments = ParamSpec("Arguments")
@@ -76,7 +75,7 @@ class SimulatedFederation:
         self.data = data = environment.load() if data is None else data
         self._device, self._dtype = torch.device(device), dtype
         # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
-        self._x, y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
+        x, y = data.x.to(self._device, dtype).contiguous(), data.y.to(self._device).contiguous()
         self._sizes = np.array(data.sizes, dtype=np.float64)
         if isinstance(model, nn.Module):
             raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
@@ -87,18 +86,19 @@ class SimulatedFederation:
         if not isinstance(built, nn.Module):
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
-        self._kernel = choose_kernel(module, self._x[:64], data, environment.batch_size)
+        self._kernel = choose_kernel(module, x[:64], data, environment.batch_size)
         budget = _memory(self._device) if memory_budget is None else memory_budget
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         self._threads = torch.get_num_threads() if self._device.type == "cpu" else 1
-        self._samples = Samples(self._kernel, self._x, y, self._threads)
+        self._samples = Samples(self._kernel, x, y, self._threads)
         self._drawing = Drawing(environment, data, self._device, dtype, torch.get_num_threads())
-        self._walks = Walks(self._samples, self._drawing.most_rows, budget)
         self._held = HeldData(data, self._samples, self._drawing)
         self.clients: Sequence[ClientInfo] = tuple(
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
         )
+        walks = Walks(self._samples, self._drawing.most_rows, budget)
+        self._walking = Walking(environment.lr, walks, self._drawing, self._held, self.step_size)
 
     @property
     def lr(self) -> float:
@@ -117,7 +117,7 @@ class SimulatedFederation:
     def step_size(self) -> int:
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
         rows = self._drawing.most_rows * len(self.clients)
-        return rows * sum(shape.numel() for shape in self._kernel.shapes)
+        return rows * numbers(self._kernel.shapes)
 
     @property
     def runs_at_once(self) -> int:
@@ -143,7 +143,7 @@ class SimulatedFederation:
         return [self._trained([round])[0] for round in rounds]
 
     def _trained(self, rounds: Sequence[Round]) -> list[RoundReport]:
-        brought = self._let_train(rounds)
+        brought = self._walking.forward(rounds)
         self._look_ahead(rounds)
         # All that a GPU has to do comes before the first number that is waited for.
         found = [self._ask_absent(round) for round in rounds]
@@ -199,22 +199,8 @@ class SimulatedFederation:
         set_out = [self._round(request) for request in requests]
         rounds = [replace(round, present=present.numpy()) for round, present in zip(set_out, presents, strict=True)]
         if self._walk_side_by_side(requests):
-            return self._walked_back(rounds, adjoints)
-        return [self._walked_back([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
-
-    def _walked_back(self, rounds: Sequence[Round], adjoints: Sequence[Tensor]) -> list[Tensor]:
-        """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
-        and the outer losses along the way."""
-        walk = self._walk(rounds, back=True)
-        order, owners = self._lanes(walk, rounds)
-        after = np.concatenate([round.after[round.there] for round in rounds])
-        arriving = torch.cat(list(adjoints))[upload(order, self._device)] * self._column(after[order])
-        with self._threads_of(walk):
-            leaving = walk.backward(self._starts(rounds, owners), arriving)
-        gained = leaving - arriving
-        if len(rounds) > 1:
-            gained = gained[upload(np.argsort(owners, kind="stable"), self._device)]
-        return [own.sum(0) for own in torch.split(gained, [len(round.there) for round in rounds])]
+            return self._walking.backward(rounds, adjoints)
+        return [self._walking.backward([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
 
     @_few_threads
     def outer(self, request: RoundRequest) -> OuterReport:
@@ -260,42 +246,10 @@ class SimulatedFederation:
             inside, after = (np.full(len(shares), scale) for scale in request.scales)
         return Round(request, draw, shares, present, steps, inside, after)
 
-    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> AnyWalk:
-        """The local walk of the present clients."""
-        request = rounds[0].request
-        clients = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self._drawing.schedule(clients)
-        lanes = list(schedule.order)
-        columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
-        if request.outer is not None:
-            columns.append(np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds]))
-        step_sizes, *factors = self._tensor(np.stack(columns)[:, lanes])
-        outer = None
-        if request.outer is not None:
-            outer = OuterTerms(request.outer, factors[0], self._held.class_weights(request))
-        adds_gradients = "gradients" in request.needs and not request.update.plain_steps
-        parts = (schedule, step_sizes, request.update, outer)
-        return self._walks.choose(*parts, adds_gradients=adds_gradients, back=back)
-
     def _walk_side_by_side(self, requests: Sequence[RoundRequest]) -> bool:
         """Whether the clients of these rounds share a walk: on a GPU, where they are asked the same."""
         asked = {(r.update, r.outer, r.needs, r.path_gradient, r.class_weights is None) for r in requests}
         return self._device.type != "cpu" and len(asked) == 1
-
-    def _lanes(self, walk: AnyWalk, rounds: Sequence[Round]) -> tuple[np.ndarray, np.ndarray]:
-        """Of every lane which of all present clients walks in it, and in which of the rounds."""
-        order = np.array(walk.schedule.order)
-        return order, np.repeat(np.arange(len(rounds)), [len(round.there) for round in rounds])[order]
-
-    def _starts(self, rounds: Sequence[Round], owners: np.ndarray) -> Tensor:
-        """w^(t) of every lane, given its round."""
-        if len(rounds) == 1:
-            return rounds[0].request.model.expand(len(owners), -1)
-        return torch.stack([round.request.model for round in rounds])[upload(owners, self._device)]
-
-    def _threads_of(self, walk: AnyWalk) -> AbstractContextManager[None]:
-        """Torch's, as many as its steps are worth; compiled code has its own."""
-        return threads_for(self.step_size if isinstance(walk, Walk) else 0, self._threads)
 
     def _look_ahead(self, rounds: Sequence[Round]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
@@ -310,25 +264,7 @@ class SimulatedFederation:
     @property
     def _statistics(self) -> int:
         """How many numbers at the end of a model are running statistics."""
-        return sum(shape.numel() for shape in self._kernel.statistics)
-
-    def _let_train(self, rounds: Sequence[Round]) -> Brought | None:
-        """Let the present clients train, if there are any; a GPU may still be at it when this returns."""
-        lanes = sum(len(round.there) for round in rounds)
-        if not lanes:
-            return None
-        walk = self._walk(rounds)
-        order, owners = self._lanes(walk, rounds)
-        begun = self._starts(rounds, owners)
-        tally = self._tally(rounds[0].request, lanes)
-        with self._threads_of(walk):
-            walked = walk.forward(begun, tally).sub_(begun)
-        if (order != np.arange(lanes)).any():
-            back = upload(np.argsort(order), self._device)
-            walked, tally = walked[back], tally.of(back)
-        after = np.concatenate([round.after[round.there] for round in rounds])
-        scales = self._column(after) if (after != 1).any() else None
-        return Brought.by_walks(walked, scales, tally, self._statistics)
+        return numbers(self._kernel.statistics)
 
     def _gather(self, round: Round, brought: Brought, found: Findings) -> Round:
         """What the present clients' training brought; the round without those whose numbers are not finite."""
@@ -354,31 +290,16 @@ class SimulatedFederation:
         per_update = -1 / (self.lr * round.inside[there])
         if "gradients" in request.needs:
             own = tally.gradients
-            found.gradients = walked * self._column(per_update) if own is None else own
+            found.gradients = walked * self._samples.tensor(per_update)[:, None] if own is None else own
         if request.outer is None or request.outer.only_last_layer or not request.path_gradient:
             return round
-        own, scale = tally.outer_gradients, self._tensor(round.client_factors(request.outer)[there] * per_update)
+        own = tally.outer_gradients
+        scale = self._samples.tensor(round.client_factors(request.outer)[there] * per_update)
         if request.compares_updates:
             found.own_outer_gradients = walked * scale[:, None] if own is None else own
         else:
             found.outer_gradients.append(scale @ walked if own is None else own.sum(0))
         return round
-
-    def _tally(self, request: RoundRequest, lanes: int) -> Tally:
-        """What the walk has to add up itself, because w_k − w^(t) does not carry it."""
-        carried = request.update.plain_steps
-        outer = request.outer
-        along_the_path = request.path_gradient and outer is not None and not outer.only_last_layer
-        own_outer = along_the_path and not (carried and outer is not None and outer.is_training_gradient)
-
-        def sums() -> Tensor:
-            return self._x.new_zeros(lanes, len(request.model))
-
-        return Tally(
-            losses=self._x.new_empty(2, lanes),
-            gradients=sums() if "gradients" in request.needs and not carried else None,
-            outer_gradients=sums() if own_outer else None,
-        )
 
     def _ask_absent(self, round: Round) -> Findings:
         """Absent clients' losses at w^(t), where they are wanted."""
@@ -394,7 +315,7 @@ class SimulatedFederation:
         return found
 
     def _check_length(self, vectors: Tensor, name: str) -> None:
-        size = sum(shape.numel() for shape in self._kernel.shapes) + self._statistics
+        size = numbers(self._kernel.shapes) + self._statistics
         if vectors.shape[-1:] != (size,):
             raise InputError(f"{name} has {vectors.shape[-1]} numbers, where this federation's model has {size}.")
 
@@ -408,12 +329,6 @@ class SimulatedFederation:
                 f"rate (now {self.lr})."
             )
         return loss
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        return upload(values, self._device, self._dtype)
-
-    def _column(self, values: np.ndarray) -> Tensor:
-        return self._tensor(values)[:, None]
 
     def _refuse_divergence(self, finite: np.ndarray, round: Round) -> None:
         """One client that diverges is set aside; where nobody is left, it is the training that diverges."""

@@ -31,8 +31,8 @@ class HeldData:
             raise InputError("the request names no outer loss.")
         rows = self._places(clients)
         factors = np.repeat(round.client_factors(outer)[clients], self._sizes[clients])
-        x, y = self._samples.x, self._samples.y
-        weights = upload(self._drawing.coefficients(round.walks(clients)) * factors, x.device, x.dtype)
+        y = self._samples.y
+        weights = self._samples.tensor(self._drawing.coefficients(round.walks(clients)) * factors)
         class_weights = self.class_weights(request)
         if class_weights is not None:
             weights = weights * class_weights[y[upload(rows, y.device)]]

@@ -70,6 +70,11 @@ class Kernel(Protocol):
         ...
 
 
+def numbers(shapes: Sequence[torch.Size]) -> int:
+    """How many numbers there are in tensors of these shapes."""
+    return sum(shape.numel() for shape in shapes)
+
+
 def flatten(parameters: Parameters) -> Tensor:
     """Lanes of parameters as rows of a matrix [L, d]."""
     return torch.cat([p.flatten(1) for p in parameters], 1)

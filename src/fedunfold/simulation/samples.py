@@ -43,6 +43,10 @@ class Samples:
             raise ValueError(f"there are labels other than 0 to {classes - 1}.")
         return Rows.of(self.x)
 
+    def tensor(self, values: np.ndarray) -> Tensor:
+        """Other numbers where the samples are, and as precise."""
+        return upload(values, self.x.device, self.x.dtype)
+
     def outer(self, model: Tensor, places: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         stack = self.compiled_stack
