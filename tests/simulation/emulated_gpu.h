@@ -16,7 +16,10 @@
 #define __cluster_dims__(...)
 #define __launch_bounds__(...)
 
-typedef double real;
+#ifndef REAL
+#define REAL double
+#endif
+typedef REAL real;
 struct alignas(4 * sizeof(real)) Quad {
     real v[4];
 };

@@ -384,15 +384,22 @@ def test_the_way_back_of_several_runs_in_one_walk(update: LocalUpdate, build: Mo
 
 
 def test_runs_that_are_worth_going_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One on a CPU; on a GPU as many as fill it with the clients of a round, here three or two, and always one."""
+    """One on a CPU; on a GPU as many as fill it with the clients of a round, here three or two, or fill its memory."""
     assert simulated(tiny()).runs_at_once == 1
-    for multiprocessors, env, expected in (
-        (132, tiny(), 44),
-        (132, tiny(sampled=2), 66),
-        (11, tiny(), 3),
-        (2, tiny(), 1),
+    kept = 3 * 3 * len(simulated(tiny()).initial_model("a")) * 8
+
+    def within(budget: int) -> SimulatedFederation:
+        return SimulatedFederation(tiny(), dtype=torch.float64, memory_budget=budget)
+
+    for multiprocessors, federation, expected in (
+        (132, simulated(tiny()), 44),
+        (132, simulated(tiny(sampled=2)), 66),
+        (11, simulated(tiny()), 3),
+        (2, simulated(tiny()), 1),
+        (132, within(6 * kept - 1), 5),
+        (132, within(1), 1),
+        (132, simulated(tiny(), model=lambda: nn.Sequential(nn.Linear(5, 3), nn.Tanh())), 1),
     ):
-        federation = simulated(env)
         monkeypatch.setattr(federation, "_device", torch.device("cuda"))
         monkeypatch.setattr(engine, "multiprocessors", lambda device, count=multiprocessors: count)
         assert federation.runs_at_once == expected

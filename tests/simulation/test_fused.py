@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from tests.simulation.comparing import BATCH, CASES, CPU, LANES, Comparison, lea
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
 HOPPER = 227 * 1024
+MEMORY, OWN_MEMORY = "extern __shared__ __align__(16) char memory[];", "char* memory = own_memory();"
 
 
 class Emulated(Launch):
@@ -41,13 +42,12 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
         pytest.skip("no g++ to compile the emulated GPU with")
     monkeypatch.setattr(compiling, "THREADS", 64)  # fewer to emulate, and more than one round of most loops
     tests = Path(__file__).parent
-    memory = "extern __shared__ __align__(16) char memory[];"
 
     @cache
     def built(name: Name, shape: Shape) -> Any:
         source = "".join((HERE / part).read_text() for part in SOURCES[name])
-        assert memory in source
-        source = source.replace(memory, "char* memory = own_memory();").replace("alignas(16)", "alignas(sizeof(Quad))")
+        assert MEMORY in source
+        source = source.replace(MEMORY, OWN_MEMORY).replace("alignas(16)", "alignas(sizeof(Quad))")
         made = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"  # one loaded already must not be written over
         written, library = made.with_suffix(".cpp"), made.with_suffix(".so")
         written.write_text(f'#include "{tests}/emulated_gpu.h"\n{source}\n#include "{tests}/emulated_launches.h"\n')
@@ -81,10 +81,53 @@ def _argument(value: Any) -> Any:
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int(value)
 
 
-@pytest.mark.usefixtures("emulated_gpu")
 @pytest.mark.parametrize(("sides", "update", "outer"), CASES)
-def test_the_gpu_source_walks_as_the_reference(sides: tuple[int, ...], update: LocalUpdate, outer: str | None) -> None:
+def test_the_gpu_source_walks_as_the_reference(
+    emulated_gpu: list[Name], sides: tuple[int, ...], update: LocalUpdate, outer: str | None
+) -> None:
     Comparison(FusedWalk).check(sides, update, outer, 1e-12)
+    assert emulated_gpu == (["forward"] if update.mu else ["forward", "forward", "backward"])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(
+            (name, Shape(*sizes))
+            for name in get_args(Name)
+            for sizes in [(784, (128, 128, 10), 50), (64, (40, 24, 5), 9)]
+        ),
+        *(
+            (name, Shape(*sizes))
+            for name in ("forward", "backward")
+            for sizes in [(192, (120,), 100), (33, (17, 5), 7)]
+        ),
+    ],
+)
+def test_shared_memory_is_what_the_source_takes(tmp_path: Path, name: Name, shape: Shape) -> None:
+    """A source with other sizes than are asked for refuses to compile."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the kernels' source with")
+    source, tests = "".join((HERE / part).read_text() for part in SOURCES[name]), Path(__file__).parent
+    file = tmp_path / "kernel.cpp"
+    file.write_text(f'#include "{tests}/emulated_gpu.h"\n{source.replace(MEMORY, OWN_MEMORY)}')
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-w", "-DREAL=float", *shape.macros(name), str(file)]
+    subprocess.run(command, check=True)
+    wrong = [
+        f"-D{name.upper()}_BYTES={shape.shared_bytes(name) + 16}" if "_BYTES" in part else part for part in command
+    ]
+    assert "static assertion failed" in subprocess.run(wrong, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_what_is_kept_for_the_way_back_stays_within_the_budget() -> None:
+    """Of every step of three lanes 5 · 33 + 5 numbers of the layer above the first, padded to 172, and of 18 rows the
+    first layer's 33 outputs, padded to 40."""
+    walk = FusedWalk(*Comparison(FusedWalk)._parts((20, 33, 5), sgd(), "path", CPU, torch.float64))
+    kept = len(walk.schedule.active) * 3 * (172 + 18 * 40) * 8
+    assert walk.can_walk_back(kept)
+    assert not walk.can_walk_back(kept - 1)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +176,9 @@ def test_lanes_go_in_pairs_where_they_have_no_room_for_more(
     assert emulated_gpu == ["forward"]
 
 
-@pytest.mark.usefixtures("emulated_gpu")
-def test_a_learning_by_the_gpu_source_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learning_by_the_gpu_source_is_the_references(
+    emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the engine hands to a launch and makes of what comes back."""
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
     walked: list[object] = []
@@ -147,6 +191,7 @@ def test_a_learning_by_the_gpu_source_is_the_references(monkeypatch: pytest.Monk
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     assert walked
+    assert "backward" in emulated_gpu
 
 
 @pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of programs")

@@ -146,10 +146,11 @@ def device_page(found: DeviceBench) -> str:
             f"{on.learning.median:.2f} | {busy} |"
         )
     lines += [
-        "\nSeconds of a run with its tests, and of a step of the learning by the first-order gradient, one and "
-        f"{AT_ONCE} at once; and of a step by the exact gradient.\n",
-        f"| environment | a run | {AT_ONCE} runs | times one | a step | {AT_ONCE} draws | times one | an exact step | "
-        "times a run |",
+        "\nSeconds of a run with its tests, and of an outer step, which is one of the learning: by the first-order "
+        "gradient and, forwards and all the way back, by the exact one. Runs, and the draws that an outer step "
+        f"averages, also {AT_ONCE} in step, as `compare` and `--draws` do it on a GPU.\n",
+        f"| environment | a run | {AT_ONCE} runs | times one run | an outer step | with {AT_ONCE} draws | "
+        "times one draw | an exact outer step | times one run |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():

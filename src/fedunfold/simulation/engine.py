@@ -20,6 +20,7 @@ from fedunfold.simulation.drawing import Drawing
 from fedunfold.simulation.fused import multiprocessors
 from fedunfold.simulation.held_data import HeldData
 from fedunfold.simulation.kernel import numbers
+from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.round import Brought, Findings, Round
 from fedunfold.simulation.samples import Samples
 from fedunfold.simulation.walking import Walking
@@ -87,7 +88,7 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         module = built.to(self._device, dtype)
         self._kernel = choose_kernel(module, x[:64], data, environment.batch_size)
-        budget = _memory(self._device) if memory_budget is None else memory_budget
+        self._memory_budget = _memory(self._device) if memory_budget is None else memory_budget
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         self._threads = torch.get_num_threads() if self._device.type == "cpu" else 1
         self._samples = Samples(self._kernel, x, y, self._threads)
@@ -97,7 +98,7 @@ class SimulatedFederation:
             ClientInfo(key, size, tuple(counts.tolist()))
             for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
         )
-        walks = Walks(self._samples, self._drawing.most_rows, budget)
+        walks = Walks(self._samples, self._drawing.most_rows, self._memory_budget)
         self._walking = Walking(environment.lr, walks, self._drawing, self._held, self.step_size)
 
     @property
@@ -121,11 +122,14 @@ class SimulatedFederation:
 
     @property
     def runs_at_once(self) -> int:
-        """One on a CPU, where runs one after the other are as fast and take less memory. On a GPU as many as fill its
-        multiprocessors with the clients of a round."""
-        if self._device.type != "cuda":
+        """One on a CPU and with models that go lane by lane, where runs one after the other are as fast and take less
+        memory. On a GPU as many as it has multiprocessors for the clients of a round and memory for their updates in
+        all rounds."""
+        if self._device.type != "cuda" or not isinstance(self._kernel, LinearStack):
             return 1
-        return max(1, multiprocessors(self._device) // (self.environment.sampled or len(self.clients)))
+        clients = self.environment.sampled or len(self.clients)
+        kept = self.environment.rounds * clients * numbers(self._kernel.shapes) * self._dtype.itemsize
+        return max(1, min(multiprocessors(self._device) // clients, self._memory_budget // kept))
 
     @_few_threads
     def initial_model(self, run: str) -> Tensor:

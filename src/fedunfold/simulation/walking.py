@@ -53,6 +53,8 @@ class Walking:
         """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
         and the outer losses along the way."""
         walk = self._walk(rounds, back=True)
+        if len(rounds) > 1 and isinstance(walk, Walk):  # one by one they may still fit into the memory of a launch
+            return [self.backward([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
         order, owners = _lanes(walk, rounds)
         after = np.concatenate([round.after[round.there] for round in rounds])
         together = torch.cat(list(adjoints))

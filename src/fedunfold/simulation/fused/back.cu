@@ -2,11 +2,11 @@
 //
 //   p ← p − η H_b(w^τ) p + ∇ℓ^out_b(w^τ)      from the last step to the first
 //
-// With p = (V_l, v_l), a dot for what changes along p, s the softmax and u = η / |b|, ε the outer loss' coefficient, it
+// With p = (V_l, v_l), a dot for what changes along p, s the softmax, κ = η / |b| and ε the outer loss' coefficient, it
 // goes up and down the layers (a₀ = x, ȧ₀ = 0; what is behind a ReLU that is off is 0):
 //
 //   ż_l = ȧ_{l−1} W_lᵀ + a_{l−1} V_lᵀ + v_l
-//   δ = −u (s − onehot)        γ = ε (s − onehot) − u (diag(s) − s sᵀ) ż          at the logits
+//   δ = −κ (s − onehot)        γ = ε (s − onehot) − κ (diag(s) − s sᵀ) ż          at the logits
 //   δ_{l−1} = δ_l W_l          γ_{l−1} = γ_l W_l + δ_l V_l
 //   V_l += γ_lᵀ a_{l−1} + δ_lᵀ ȧ_{l−1}        v_l += Σ γ_l
 //
@@ -60,7 +60,7 @@ struct Shared {
     alignas(16) real slope3[PADDED * TOPS], chain3[PADDED * TOPS];  // of all
 #endif
 
-    // The same of what a program has of p in the first layer.
+    // give(number, where it stands among the parameters, whether all programs have it) for p in the first layer
     template <class Give>
     __device__ __forceinline__ void each_first(int begin, Give give) {
         for (int n = thread(); n < SLICE * FIRST; n += THREADS) {

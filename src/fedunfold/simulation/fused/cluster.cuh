@@ -112,7 +112,7 @@ constexpr int ACROSS = UNITS / WIDE;
 constexpr int TILES = SLICE / TALL * ACROSS;
 constexpr int SCRATCH = up(TILES, THREADS) * TALL * WIDE;  // numbers of a program
 
-// give(n, f, u) for every weight of a tile; n is a place that belongs to this thread and weight alone.
+// give(n, place, f, u) for every weight of a tile, its n-th; the place belongs to this thread and weight alone.
 template <class Give>
 __device__ __forceinline__ void each_weight(int tile, Give give) {
     int f = tile / ACROSS * TALL, unit = tile % ACROSS * 4, base = tile / THREADS * TALL * WIDE;

@@ -325,8 +325,8 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
             if (SUMS && rank == 0) sums[BIAS1 + u] += column(s.z + u, UNITS, s.batch.scale);
         }
 #if LAYERS > 1
-        real* after_above = last ? after + WEIGHT2 : record + (long long)lanes * RECORD;  // that of the next step
-        descend_above(s, rank, rates, anchor, last != TAPE ? after_above : nullptr, sums);
+        real* next_record = last || !TAPE ? nullptr : record + (long long)lanes * RECORD;
+        descend_above(s, rank, rates, anchor, after ? after + WEIGHT2 : next_record, sums);
 #endif
         block_sync();
         data.settle(arriving, s.batch);

@@ -29,7 +29,8 @@ class Philox {
     uint64_t counter = 0;
 };
 
-// An order of 0 … size − 1, where `places` has room for as many. Only its last `kept` need be right, which come first.
+// An order of 0 … size − 1, where `places` has room for as many. Only its last `kept` places are drawn, the others are
+// left unfinished.
 inline void shuffle(int32_t* order, uint32_t* places, long size, long kept, Philox random) {
     uint32_t numbers[Philox::AT_ONCE], mask = ~0u;
     const long left = std::max(size - 1 - kept, 0L);
