@@ -93,6 +93,12 @@ class SideBySide(SimulatedFederation):
         return True
 
 
+def assert_same(found: Tensor | None, expected: Tensor, tolerance: float = 1e-10, *, unknown: bool = False) -> None:
+    """With `unknown`, NaN in both places is the same too: what was not reported."""
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=unknown)
+
+
 def train(
     federation: SimulatedFederation,
     *needs: Need,

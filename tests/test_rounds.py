@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from fedunfold.environments import Environment
 from fedunfold.errors import DivergenceError, InputError
-from fedunfold.federation import Evaluation, RoundRequest, TrainsTogether
+from fedunfold.federation import Evaluation, TrainsTogether
 from fedunfold.losses import OuterLoss, OuterName
 from fedunfold.rounds import Algorithm, run_rounds, run_together
 from fedunfold.server import adam
 from fedunfold.simulation import SimulatedFederation
 from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox, sgd
 from fedunfold.weighting import Rule, dr, fedadp, fedfa, fixed, size, uniform
-from tests.federations import RUN, SIZES, OneByOne, Plain, convolution, mlp, simulated, tiny, train
+from tests.federations import RUN, SIZES, OneByOne, Plain, assert_same, convolution, mlp, simulated, tiny, train
 
 RHO, MU = 0.6, 0.5
 
@@ -26,10 +26,6 @@ RHO, MU = 0.6, 0.5
 def final_model(env: Environment, update: LocalUpdate, rule: Any = None, **settings: Any) -> Tensor:
     algorithm = Algorithm(update, **settings)
     return run_rounds(simulated(env), rule or size(), env.rounds, algorithm=algorithm, run=RUN).model
-
-
-def assert_same(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -364,21 +360,3 @@ def test_runs_in_step_are_runs_apart(rule: Rule) -> None:
             assert torch.equal(found.weights, alone.weights)
             assert found.accuracies == alone.accuracies
     assert heard == 2 * [(t, 3) for t in range(env.rounds)]
-
-
-def test_walks_of_several_runs_in_one_launch() -> None:
-    """What a GPU is given: the lanes of all runs, with some rounds that nobody attends."""
-    env = tiny(reliability=0.15)
-    federation = simulated(env)
-    start = {name: federation.initial_model(name) for name in ("a", "b", "c")}
-    requests = [
-        RoundRequest(name, t, model, sgd(), outer=OuterLoss()) for name, model in start.items() for t in range(4)
-    ]
-    rounds = [federation._round(request) for request in requests]
-    assert any(not len(round.there) for round in rounds)
-    assert any(0 < len(round.there) < len(SIZES) for round in rounds)
-    for request, found in zip(requests, federation._trained(rounds), strict=True):
-        alone = federation.train(request)
-        assert_same(found.updates, alone.updates)
-        assert found.outer_loss == pytest.approx(alone.outer_loss)
-        assert torch.equal(found.present, alone.present)

@@ -2,12 +2,12 @@
 
 #ifdef WALK  // `forward` or `pair`
 extern "C" void emulated_walk(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-                              const real* step_sizes, const real* factors, const real* class_weights, real* models,
-                              real* tape, const real* start, real* losses, real* outer_losses, real* outer_gradients,
-                              real* scratch, int lanes, double mu) {
+                              const real* step_sizes, const real* factors, const real* class_weights, real* result,
+                              const real* start, real* losses, real* outer_losses, real* outer_gradients, real* scratch,
+                              int lanes, double mu) {
     for (int lane = 0; lane < lanes; ++lane)
         run_cluster(lane, sizeof(Shared), [=] {
-            WALK(x, y, rows, means, steps, step_sizes, factors, class_weights, models, tape, start, losses, outer_losses,
+            WALK(x, y, rows, means, steps, step_sizes, factors, class_weights, result, start, losses, outer_losses,
                  outer_gradients, scratch, lanes, mu);
         });
 }

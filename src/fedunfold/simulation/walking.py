@@ -53,7 +53,8 @@ class Walking:
         """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
         and the outer losses along the way."""
         walk = self._walk(rounds, back=True)
-        if len(rounds) > 1 and isinstance(walk, Walk):  # one by one they may still fit into the memory of a launch
+        if isinstance(walk, Walk) and len(rounds) > 1 and not isinstance(self._walk(rounds[:1], back=True), Walk):
+            # What is kept of all of them is too much for one call or launch, but not that of one.
             return [self.backward([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
         order, owners = _lanes(walk, rounds)
         after = np.concatenate([round.after[round.there] for round in rounds])

@@ -76,6 +76,7 @@ static_assert(sizeof(Shared) == BACKWARD_BYTES);
 #endif
 
 #if LAYERS > 1
+// What the tape has of a step.
 __device__ __forceinline__ void recall(Shared& s, int rank, const real* record) {
     for (int n = thread() * 4; n < ROWS * UNITS; n += THREADS * 4) set(s.a1 + n, quad(record + KEPT_ABOVE + n));
     s.w.each(rank, [&](real& number, int place, bool) { number = record[place - WEIGHT2]; });

@@ -453,7 +453,7 @@ __device__ __forceinline__ void each_above(Shared& s, int first_unit, Give give)
 // All steps of every lane; arguments are those of the kernel in `walk.cu`, of which some are not needed here.
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
 pair(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-        const real* step_sizes, const real* factors, const real* class_weights, real* models, real*,
+        const real* step_sizes, const real* factors, const real* class_weights, real* models,
         const real* start, real* losses, real* outer_losses, real*, real*, int lanes, double) {
     extern __shared__ __align__(16) char memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);

@@ -272,11 +272,11 @@ __device__ __forceinline__ void above(Shared& s, int rank, real& loss, real& out
 }
 #endif
 
-// All steps of every lane. Its last model is left in `models` [lanes, SIZE]; or with TAPE, instead of it, a record of every
-// step in `tape` [steps, lanes, RECORD]. Losses are left as one sum for every warp [lanes, PARTS, WARPS].
+// All steps of every lane. The `result` is its last model [lanes, SIZE], or with TAPE a record of every step
+// [steps, lanes, RECORD]. Losses are left as one sum for every warp [lanes, PARTS, WARPS].
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
 forward(const real* x, const long long* y, const int* rows, const real* means, const int* steps,
-        const real* step_sizes, const real* factors, const real* class_weights, real* models, real* tape,
+        const real* step_sizes, const real* factors, const real* class_weights, real* result,
         const real* start, real* losses, real* outer_losses, real* outer_gradients, real* scratch, int lanes,
         double mu) {
     extern __shared__ __align__(16) char memory[];
@@ -294,7 +294,7 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
     Arriving arriving;
     s.w.read(anchor, begin);
     for (int n = thread(); TAPE && rank == 0 && n < SIZE - WEIGHT2; n += THREADS)
-        tape[(long long)lane * RECORD + n] = anchor[WEIGHT2 + n];
+        result[(long long)lane * RECORD + n] = anchor[WEIGHT2 + n];
     data.note_rows(0, s.batch);
     block_sync();
     data.fetch(0, s.batch, arriving);
@@ -302,8 +302,8 @@ forward(const real* x, const long long* y, const int* rows, const real* means, c
     block_sync();
     for (int step = 0; step < total; ++step) {
         bool last = step + 1 == total;
-        real* record = tape + ((long long)step * lanes + lane) * RECORD;
-        real* after = last && !TAPE ? models + (long long)lane * SIZE : nullptr;
+        real* record = result + ((long long)step * lanes + lane) * RECORD;
+        real* after = last && !TAPE ? result + (long long)lane * SIZE : nullptr;
 
         project(s.batch.x, s.w.first, s.z);
         if (!last) data.note_rows(step + 1, s.batch);

@@ -64,7 +64,6 @@ class FusedWalk:
             lanes,
             [
                 *self._round,
-                to,  # the models or the tape: a kernel writes one of them
                 to,
                 start,
                 losses[0],

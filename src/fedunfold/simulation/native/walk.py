@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.losses import OuterLoss
+from fedunfold.simulation.kernel import numbers
 from fedunfold.simulation.linear_stack import LinearStack
 from fedunfold.simulation.native.library import TYPES, Round, call, is_built
 from fedunfold.simulation.native.rows import Rows
@@ -81,15 +82,15 @@ class NativeWalk:
         steps, lanes, rows = self.schedule.rows.shape
         padded = [-(-units // PADDING) * PADDING for units in self._sizes[1:].tolist()]
         sizes = [(below + 1) * units for below, units in zip(self._sizes[:-1].tolist(), padded, strict=True)]
-        numbers = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
-        return bool(lanes * numbers * self.rows.values.element_size() <= memory_budget)
+        kept = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
+        return bool(lanes * kept * self.rows.values.element_size() <= memory_budget)
 
     def _round(self, start: Tensor, models: Tensor | None = None) -> Round:
         """All but what a walk leaves beside the models. Whatever is not as compiled code takes it to be is refused."""
         schedule, rows, outer = self.schedule, self.rows, self.outer
         steps, lanes, most_rows = schedule.rows.shape
         samples, features = rows.values.shape
-        size = sum(shape.numel() for shape in self.stack.shapes)
+        size = numbers(self.stack.shapes)
         if start.shape != (lanes, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
             raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are walked, not these.")
         if schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
@@ -131,7 +132,7 @@ class NativeWalk:
     @cached_property
     def _multiplications(self) -> int:
         """In a forward pass over all minibatches, of which a way back takes several."""
-        return int(self.schedule.counts.sum()) * sum(shape.numel() for shape in self.stack.shapes)
+        return int(self.schedule.counts.sum()) * numbers(self.stack.shapes)
 
 
 def read_outer(
