@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	@touch $@ $(VENV)/.built
 
 # After a change of the compiled walk.
-$(VENV)/.built: $(wildcard src/fedunfold/simulation/native/*.?pp) | $(VENV)/.installed
+$(VENV)/.built: $(wildcard src/fedunfold/engines/simulation/backends/cpu/*.?pp) | $(VENV)/.installed
 	@$(PIP) --no-index --no-build-isolation --no-deps --editable .
 	@touch $@
 
@@ -77,10 +77,10 @@ licences: $(VENV)/.supply
 OTHERS := .venv-others
 bench: $(VENV)/.built
 	@if [ -e $(OTHERS)/.installed ]; then \
-	  $(BIN)/fedunfold bench --page docs/benchmarks.md \
+	  $(BIN)/python -m benchmarks --page docs/benchmarks.md \
 	    --other "FedJAX=$(OTHERS)/bin/python benchmarks/fedjax_simulation.py" \
 	    --other "pfl-research=$(OTHERS)/bin/python benchmarks/pfl_simulation.py"; \
-	else $(BIN)/fedunfold bench --page docs/benchmarks.md; fi
+	else $(BIN)/python -m benchmarks --page docs/benchmarks.md; fi
 
 bench-others: $(OTHERS)/.installed
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,11 +19,11 @@ import numpy as np
 import torch
 
 import fedunfold as fu
-from fedunfold.data import partition
+from fedunfold.config.heterogeneity import Heterogeneity
+from fedunfold.config.recommendation import outlook
+from fedunfold.data import partitions
 from fedunfold.data.sources import load_digits
-from fedunfold.environments.heterogeneity import Heterogeneity
-from fedunfold.environments.outlook import outlook
-from fedunfold.files import write_atomically
+from fedunfold.io.atomic import write_atomically
 
 CLIENTS = 5
 TRIALS = 3
@@ -41,7 +42,7 @@ class Case:
     seed: int = 0
     shares: tuple[int, ...] | None = None
     first_epochs: int | None = None  # of the first client, where the others make one
-    reliability: tuple[float, ...] = field(default=(1.0,) * CLIENTS)
+    participation_probability: tuple[float, ...] = field(default=(1.0,) * CLIENTS)
 
     @property
     def key(self) -> str:
@@ -51,12 +52,12 @@ class Case:
         x, y, x_test, y_test = digits() if self.data == "digits" else gaussians()
         rng = np.random.default_rng(self.seed + 10)
         if self.alpha is not None:
-            parts = partition.dirichlet(y, CLIENTS, self.alpha, rng)
+            parts = partitions.dirichlet(y, CLIENTS, self.alpha, rng)
         elif self.shares is not None:
             sizes = [int(0.98 * share / sum(self.shares) * len(y)) for share in self.shares]
-            parts = partition.by_sizes(y, sizes, rng)
+            parts = partitions.by_sizes(y, sizes, rng)
         else:
-            parts = partition.iid(y, CLIENTS, rng)
+            parts = partitions.iid(y, CLIENTS, rng)
         keys = [f"s{k}" for k in range(CLIENTS)]
         epochs = dict.fromkeys(keys, 2 if self.first_epochs is None else 1)
         if self.first_epochs is not None:
@@ -68,7 +69,7 @@ class Case:
             batch_size=10,
             lr=0.05,
             epochs=epochs,
-            reliability=dict(zip(keys, self.reliability, strict=True)),
+            participation_probability=dict(zip(keys, self.participation_probability, strict=True)),
             model=(32,),
             classes=1 + int(y.max()),
             name=self.key,
@@ -103,10 +104,10 @@ def cases() -> Iterator[Case]:
         yield Case("digits", f"one client {largest} times as large", shares=(1, 1, 1, 1, largest))
     for epochs in (2, 4):
         yield Case("digits", f"one client {epochs} times as long", first_epochs=epochs)
-    yield Case("digits", "unevenly reliable", reliability=UNEVEN)
-    yield Case("digits", "all there half the time", reliability=(0.5,) * CLIENTS)
+    yield Case("digits", "unevenly reliable", participation_probability=UNEVEN)
+    yield Case("digits", "all there half the time", participation_probability=(0.5,) * CLIENTS)
     yield Case("gaussians", "one client 4 times as long", first_epochs=4)
-    yield Case("gaussians", "unevenly reliable", reliability=UNEVEN)
+    yield Case("gaussians", "unevenly reliable", participation_probability=UNEVEN)
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -153,6 +154,10 @@ gaussians were chosen for their sole classes, all others were not chosen.
 """
 
 
+def _write(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     file = folder / "results.json"
@@ -161,10 +166,10 @@ def main(folder: Path) -> None:
         if case.key not in records:
             records[case.key] = run(case)
             text = json.dumps(records, indent=1) + "\n"
-            write_atomically(file, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+            write_atomically(file, partial(_write, text))
     rows = [row(case.key, case.environment(), records[case.key]["accuracy"]) for case in cases()]
     page = HEAD + "\n".join([*rows, *mnist()]) + "\n"
-    write_atomically(folder / "results.md", lambda path: path.write_text(page, encoding="utf-8"))
+    write_atomically(folder / "results.md", partial(_write, page))
 
 
 if __name__ == "__main__":

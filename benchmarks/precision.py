@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedunfold.environments import environment
-from fedunfold.files import write_atomically
-from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Algorithm, run_rounds
-from fedunfold.simulation import SimulatedFederation
+from fedunfold.config import environment
+from fedunfold.core.task import OuterLoss
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.io.atomic import write_atomically
+from fedunfold.rules import size
+from fedunfold.training.loop import Algorithm, run_rounds
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
 from fedunfold.version import VERSION
-from fedunfold.weighting import size
 
 ENVIRONMENTS = ("digits-label-skew", "digits-flaky")
 ROUNDS = 100

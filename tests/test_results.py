@@ -58,8 +58,8 @@ def test_above_in_every_round(mnist: dict[str, Any], name: str) -> None:
 def test_who_is_given_weight(mnist: dict[str, Any]) -> None:
     assert (weights(mnist["mnist-3"])[1:8, 0] > 0.9).all()
     mean = weights(mnist["mnist-4"])[:5].mean(0)
-    reliability = [0.2, 0.3, 0.8, 0.9, 1.0]
-    assert np.corrcoef(np.argsort(np.argsort(mean)), np.argsort(np.argsort(reliability)))[0, 1] >= 0.9
+    participation_probability = [0.2, 0.3, 0.8, 0.9, 1.0]
+    assert np.corrcoef(np.argsort(np.argsort(mean)), np.argsort(np.argsort(participation_probability)))[0, 1] >= 0.9
 
 
 def test_variance_of_the_weights() -> None:

@@ -81,7 +81,7 @@ key = "a"
 [[clients]]
 key = "b"
 epochs = 2
-reliability = {reliability}
+participation_probability = {participation_probability}
 """
 
 
@@ -89,10 +89,10 @@ reliability = {reliability}
 def two_sites(tmp_path: Path, site_data: dict[str, Any]) -> Callable[..., Path]:
     """Writes a small federation of one's own; arguments change a setting or an array."""
 
-    def write(lr: float = 0.1, reliability: float = 1.0, extra: str = "", **arrays: Any) -> Path:
+    def write(lr: float = 0.1, participation_probability: float = 1.0, extra: str = "", **arrays: Any) -> Path:
         np.savez(tmp_path / "data.npz", **{**site_data, **arrays})
         path = tmp_path / "mine.toml"
-        path.write_text(TOML.format(lr=lr, reliability=reliability, extra=extra))
+        path.write_text(TOML.format(lr=lr, participation_probability=participation_probability, extra=extra))
         return path
 
     return write

@@ -36,9 +36,14 @@ def test_not_a_number_in_the_data(fedunfold: Command, two_sites: Federation) -> 
     refused(fedunfold("compare", two_sites(x_b=np.full((6, 4), np.nan))), "x_b")
 
 
-@pytest.mark.parametrize("reliability", [-0.1, 1.5])
-def test_reliability_outside_its_range(fedunfold: Command, two_sites: Federation, reliability: float) -> None:
-    refused(fedunfold("env", "check", two_sites(reliability=reliability)), "clients.1.reliability")
+@pytest.mark.parametrize("participation_probability", [-0.1, 1.5])
+def test_reliability_outside_its_range(
+    fedunfold: Command, two_sites: Federation, participation_probability: float
+) -> None:
+    refused(
+        fedunfold("env", "check", two_sites(participation_probability=participation_probability)),
+        "clients.1.participation_probability",
+    )
 
 
 def test_unknown_method_with_a_suggestion(fedunfold: Command, two_sites: Federation) -> None:
@@ -105,7 +110,9 @@ def test_weights_of_another_federation(fedunfold: Command, two_sites: Federation
     fedunfold("learn", env, "--iterations", 1, "--out", tmp_path / "w")
     weights = tmp_path / "w" / "weights.safetensors"
     refused(fedunfold("run", "digits-flaky", "--weights", weights), "another federation", "site-a")
-    refused(fedunfold("run", two_sites(reliability=0.5), "--weights", weights), "another federation", "--map")
+    refused(
+        fedunfold("run", two_sites(participation_probability=0.5), "--weights", weights), "another federation", "--map"
+    )
 
 
 def test_no_rounds(fedunfold: Command, two_sites: Federation) -> None:

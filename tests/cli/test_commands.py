@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedunfold import __version__
-from fedunfold.environments import bundled
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.config import bundled
+from fedunfold.rules.learned import LearnedWeights
 from tests.cli.conftest import Command
 
 
@@ -100,7 +100,7 @@ def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Calla
     ],
 )
 def test_free_combinations_run(fedunfold: Command, two_sites: Callable[..., Path], parts: tuple[str, ...]) -> None:
-    ran = fedunfold("run", two_sites(reliability=0.5), *parts, "--format", "json")
+    ran = fedunfold("run", two_sites(participation_probability=0.5), *parts, "--format", "json")
     assert ran.code == 0, ran.err
     assert len(ran.json["rounds"]) == 3
 
@@ -134,7 +134,7 @@ def test_weights_of_two_runs_in_one_comparison(
 
 
 def test_same_seed_same_bytes(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:
-    env = two_sites(reliability=0.6)
+    env = two_sites(participation_probability=0.6)
     for name, seed in (("one", 7), ("two", 7), ("three", 8)):
         fedunfold("learn", env, "--out", tmp_path / name, "--iterations", 2, "--seed", seed)
     one, two, three = ((tmp_path / n / "weights.safetensors").read_bytes() for n in ("one", "two", "three"))
@@ -151,7 +151,7 @@ def test_nothing_but_the_document_on_stdout_and_no_bars_when_piped(
 
 
 def test_the_published_schedule_is_the_environments_own(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
-    env = two_sites(extra="[paper]\niterations = 3\nlr = 0.01")
+    env = two_sites(extra="[paper_schedule]\niterations = 3\nlr = 0.01")
     assert fedunfold("learn", env, "--schedule", "paper", "--format", "json").json["iterations"] == 3
 
 
@@ -170,10 +170,10 @@ def test_who_was_set_aside_is_shown_and_kept(fedunfold: Command, tmp_path: Path)
     shown = fedunfold("run", "six.toml", "--screen", "norm", "--absent", "drop", "--out", "kept").out
     assert "note: client f was set aside in rounds 1 and 2 of 2: it sends an update " in shown
     lines = [json.loads(line) for line in Path("kept/metrics.jsonl").read_text().splitlines()]
-    assert [list(line["set_aside"]) for line in lines] == [["f"], ["f"]]
-    assert lines[0]["set_aside"]["f"].startswith("sends an update ")
+    assert [list(line["rejected"]) for line in lines] == [["f"], ["f"]]
+    assert lines[0]["rejected"]["f"].startswith("sends an update ")
     ran = fedunfold("run", "six.toml", "--screen", "norm", "--format", "json").json
-    assert [(entry["round"], entry["client"]) for entry in ran["set_aside"]] == [(0, "f"), (1, "f")]
+    assert [(entry["round"], entry["client"]) for entry in ran["rejected"]] == [(0, "f"), (1, "f")]
     compared = fedunfold(
         *("compare", "six.toml", "--methods", "fedavg,krum-fedavg", "--trials", 1, "--screen", "norm"), "--out", "both"
     ).out

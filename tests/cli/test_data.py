@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedunfold.data.features import extraction, load_features
-from fedunfold.data.features.partial import Batch, PartialResults
+from fedunfold.data.vision import extraction, load_features
+from fedunfold.data.vision.partial import Batch, PartialResults
 from tests.cli.conftest import Command
-from tests.vision import SKIPPED, image_folder, tiny_vit
+from tests.support.vision import SKIPPED, image_folder, tiny_vit
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="the extra 'vision' is not installed"

@@ -10,13 +10,14 @@ import pytest
 import torch
 import typer
 
-from fedunfold import aggregation, federation, screening
+from fedunfold.aggregation import absent, screening
 from fedunfold.cli import options as opt
 from fedunfold.cli.app import app
 from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
-from fedunfold.data.features.files import StoredType
-from fedunfold.experiments.reproduction import Setting, Study
+from fedunfold.core import federation
+from fedunfold.data.vision.files import StoredType
+from fedunfold.studies.reproduction import Setting, Study
 from fedunfold.unfolding import Learning
 from tests.cli.conftest import Command
 
@@ -50,8 +51,8 @@ def test_help_waits_for_nothing_that_only_a_command_needs() -> None:
         subprocess.run([sys.executable, "-c", listed], check=True, capture_output=True, text=True).stdout.split()
     )
     ours = {name for name in loaded if name.startswith("fedunfold.") and not name.startswith("fedunfold.cli")}
-    assert ours == {"fedunfold.errors", "fedunfold.version"}
-    assert not loaded & {"torch", "numpy", "matplotlib", "pydantic", "fedunfold.cli.own_source"}
+    assert ours == {"fedunfold.core.errors", "fedunfold.version"}
+    assert not loaded & {"torch", "numpy", "matplotlib", "pydantic", "fedunfold.cli.import_source"}
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
@@ -64,8 +65,8 @@ def choices(annotation: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("option", "original"),
     [
-        (opt.Absent, get_args(aggregation.Absent)),
-        (opt.Screen, get_args(screening.Screen)),
+        (opt.Absent, get_args(absent.Absent)),
+        (opt.UpdateFilter, get_args(screening.UpdateFilter)),
         (opt.AbsentLoss, get_args(federation.AbsentLoss)),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedunfold.tracking import Trackers
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking import CallbackList
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -138,15 +138,15 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
 ) -> None:
     fedunfold("learn", two_sites(), "--iterations", 4, "--out", "ran")
-    report = Trackers.learning
+    report = CallbackList.learning
 
-    def interrupted(self: Trackers, name: str, so_far: LearnedWeights, total: int) -> None:
+    def interrupted(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
         report(self, name, so_far, total)
         if len(so_far.losses) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trackers, "learning", interrupted)
+        patched.setattr(CallbackList, "learning", interrupted)
         assert fedunfold("repeat", "ran", *out).code == 130
     folder = out[1] if out else "runs/repeat-ran"
     assert (tmp_path / folder / "settings.json").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
-from tests.report.page.records import write_run
+from tests.support.run_records import write_run
 
 pytest.importorskip("plotly", reason="the report needs plotly (extra report)")
 
@@ -16,7 +16,7 @@ Federation = Callable[..., Path]
 
 
 def test_folders_of_every_command_alone_and_together(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
-    env = two_sites(reliability=0.5)
+    env = two_sites(participation_probability=0.5)
     fedunfold("learn", env, "--iterations", 2, "--out", "learn")
     fedunfold("run", env, "--weights", "learn/weights.safetensors", "--out", "run")
     fedunfold("compare", env, "--methods", "fedavg,duw-fedavg", "--trials", 2, "--iterations", 1, "--out", "compare")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedunfold.experiments.comparing import Comparison
-from fedunfold.files import FolderLock
-from fedunfold.rounds import RunResult
-from fedunfold.tracking import Trackers
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.io.atomic import FolderLock
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking import CallbackList
+from fedunfold.training.compare import Comparison
+from fedunfold.training.loop import RunResult
 from tests.cli.conftest import Command, Outcome
 from tests.cli.test_bad_input import refused
 from tests.cli.test_write_faults import content
@@ -30,7 +30,7 @@ class Crash(BaseException):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch, two_sites: Federation) -> None:
     """A checkpoint after every step, and the federation beside us."""
-    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 0.0)
     two_sites()
 
 
@@ -39,17 +39,17 @@ def crash(fedunfold: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Runs a command that breaks off after so many outer iterations, or in a method's trial."""
 
     def run(*command: object, iterations: int = 0, method: str = "") -> None:
-        def learning(self: Trackers, name: str, so_far: LearnedWeights, total: int) -> None:
+        def learning(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
             if len(so_far.losses) == iterations:
                 raise Crash
 
-        def trial(self: Trackers, name: str, done: int, trials: int, result: RunResult) -> None:
+        def trial(self: CallbackList, name: str, done: int, trials: int, result: RunResult) -> None:
             if name == method:
                 raise Crash
 
         with monkeypatch.context() as patched, pytest.raises(Crash):
-            patched.setattr(Trackers, "learning", learning)
-            patched.setattr(Trackers, "trial", trial)
+            patched.setattr(CallbackList, "learning", learning)
+            patched.setattr(CallbackList, "trial", trial)
             fedunfold(*command)
 
     return run
@@ -93,7 +93,7 @@ def test_a_run_goes_on(fedunfold: Command, tmp_path: Path, monkeypatch: pytest.M
     command = ("run", "mine.toml", "--server", "adam", "--absent", "remember", "--out")
     succeeded(fedunfold(*command, "whole"))
     with monkeypatch.context() as patched, pytest.raises(Crash):
-        patched.setattr("fedunfold.report.run_folder.trained_module", raising(Crash()))
+        patched.setattr("fedunfold.runs.folder.trained_module", raising(Crash()))
         fedunfold(*command, "cut")
     succeeded(fedunfold(*command, "cut"))
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
@@ -161,7 +161,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from fedunfold.files import FolderLock
+from fedunfold.io.atomic import FolderLock
 lock = FolderLock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -187,10 +187,10 @@ def test_after_ctrl_c_the_same_command_goes_on(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no checkpoint was due yet."""
-    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 1000.0)
-    report = Trackers.learning
+    monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 1000.0)
+    report = CallbackList.learning
 
-    def learning(self: Trackers, name: str, so_far: LearnedWeights, total: int) -> None:
+    def learning(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
         report(self, name, so_far, total)
         if len(so_far.losses) == 2:
             raise KeyboardInterrupt
@@ -199,16 +199,16 @@ def test_after_ctrl_c_the_same_command_goes_on(
         whole, cut = (*command, "--out", f"{command[0]}-whole"), (*command, "--out", f"{command[0]}-cut")
         succeeded(fedunfold(*whole))
         with monkeypatch.context() as patched:
-            patched.setattr(Trackers, "learning", learning)
+            patched.setattr(CallbackList, "learning", learning)
             assert fedunfold(*cut).code == 130
         assert "going on from outer iteration 2 of" in succeeded(fedunfold(*cut)).err
         assert numbers(tmp_path / str(cut[-1])) == numbers(tmp_path / str(whole[-1]))
 
 
 def test_ctrl_c_in_a_run_keeps_its_rounds(fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedunfold import rounds
+    from fedunfold.training import loop
 
-    after = rounds._after_round
+    after = loop._after_round
 
     def interrupted(*args: object) -> object:
         if args[-1] == 2:
@@ -216,7 +216,7 @@ def test_ctrl_c_in_a_run_keeps_its_rounds(fedunfold: Command, tmp_path: Path, mo
         return after(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds, "_after_round", interrupted)
+        patched.setattr(loop, "_after_round", interrupted)
         stopped = fedunfold("run", "mine.toml", "--out", "cut")
     assert (stopped.code, stopped.err) == (130, "stopped after 2 of 3 rounds; the same command goes on from them.\n")
     assert "going on from round 2 of 3" in succeeded(fedunfold("run", "mine.toml", "--out", "cut")).err

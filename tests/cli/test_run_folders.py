@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedunfold as fu
-from fedunfold.experiments import comparing
+from fedunfold.training import compare
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -36,7 +36,7 @@ def test_learning_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites:
         assert learned["folder"] == f"runs/{folder}"
         assert learned["file"] == f"runs/{folder}/weights.safetensors"
         settings = json.loads((tmp_path / "runs" / folder / "settings.json").read_text())
-        assert (settings["seed"], settings["kernel"]) == (number, "LinearStack")
+        assert (settings["seed"], settings["kernel"]) == (number, "MLPKernel")
     assert "runs/learn-two-sites-4/" in fedunfold("learn", env, "--iterations", 1).out
 
 
@@ -129,8 +129,8 @@ def test_unreadable_settings_are_a_run_all_the_same(fedunfold: Command, two_site
 def test_the_demo_replaces_itself_and_nothing_else(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = comparing.compare("digits-label-skew", ["fedavg"], trials=1)
-    monkeypatch.setattr(comparing, "compare", lambda *_, **__: quick)
+    quick = compare.compare("digits-label-skew", ["fedavg"], trials=1)
+    monkeypatch.setattr(compare, "compare", lambda *_, **__: quick)
     for out in ((), (), ("--out", "runs/demo"), ("--out", "other")):
         assert fedunfold("demo", *out).code == 0
     assert fedunfold("demo", "--format", "json").json == quick.as_json() | {"folder": "runs/demo"}
@@ -156,13 +156,13 @@ def test_the_environment_in_the_folder_finds_its_data(
 
 
 def test_a_folder_says_what_its_federation_was(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
-    env = two_sites(reliability=0.5)
+    env = two_sites(participation_probability=0.5)
     for command in ("learn", "run"):
         fedunfold(command, env, "--out", command, *(("--iterations", 1) if command == "learn" else ()))
         record = json.loads((tmp_path / command / "federation.json").read_text())
         assert record["clients"] == [
-            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "reliability": 1.0},
-            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "reliability": 0.5},
+            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "participation_probability": 1.0},
+            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "participation_probability": 0.5},
         ]
         found = fu.environment(env)
         assert record["digest"] == found.digest(found.load())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedunfold.files import FolderLock
+from fedunfold.io.atomic import FolderLock
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 

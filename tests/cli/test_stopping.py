@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fedunfold.cli.console import ProgressTracker
-from fedunfold.errors import DivergenceError
-from fedunfold.experiments import comparing
-from fedunfold.rounds import RunResult
-from fedunfold.tracking import Trackers
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.core.errors import DivergenceError
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking import CallbackList
+from fedunfold.training import compare
+from fedunfold.training.loop import RunResult
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
@@ -37,14 +37,14 @@ def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fail_in(method: str, trial: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure once this trial of a method has been told of."""
-    told = Trackers.trial
+    told = CallbackList.trial
 
-    def failing(self: Trackers, name: str, done: int, trials: int, result: RunResult) -> None:
+    def failing(self: CallbackList, name: str, done: int, trials: int, result: RunResult) -> None:
         told(self, name, done, trials, result)
         if (name, done) == (method, trial):
             raise failure
 
-    monkeypatch.setattr(Trackers, "trial", failing)
+    monkeypatch.setattr(CallbackList, "trial", failing)
 
 
 def interrupted(*_: object, **__: object) -> None:
@@ -67,7 +67,7 @@ def test_interrupted_learning_keeps_what_was_learned(
 def test_interrupted_before_anything_was_learned(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedunfold.unfolding.learner.unfold_together", interrupted)
+    monkeypatch.setattr("fedunfold.unfolding.learner.unroll_and_grad", interrupted)
     stopped = fedunfold("learn", two_sites(), "--out", tmp_path / "cut")
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first outer iteration; nothing was saved.\n"
@@ -77,7 +77,7 @@ def test_interrupted_before_anything_was_learned(
 def test_interrupted_run(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "run_rounds", interrupted)
+    monkeypatch.setattr(compare, "run_rounds", interrupted)
     stopped = fedunfold("run", two_sites(), "--out", tmp_path / "cut")
     assert (stopped.code, stopped.out, stopped.err) == (130, "", "stopped.\n")
     assert not (tmp_path / "cut").exists()
@@ -116,7 +116,7 @@ def test_interrupted_comparison_keeps_finished_methods(
 def test_comparison_interrupted_before_its_first_trial(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    monkeypatch.setattr(comparing, "run_together", interrupted)
+    monkeypatch.setattr(compare, "run_together", interrupted)
     stopped = fedunfold("compare", two_sites(), "--format", format)
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first trial ended; nothing was saved.\n"
@@ -212,7 +212,7 @@ def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpo
 def test_an_interrupted_reproduction_says_how_to_go_on(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedunfold.experiments.reproduction.work_off", interrupted)
+    monkeypatch.setattr("fedunfold.studies.reproduction.run_jobs", interrupted)
     stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.startswith("stopped; the same command goes on from the records in")

@@ -75,7 +75,7 @@ def test_a_killed_run_leaves_its_progress(
     """Records that are never written are what a kill comes to; a second run in the same folder then tidies up."""
     env = two_sites()
     with monkeypatch.context() as patch:
-        patch.setattr("fedunfold.report.run_folder.RunFolder.write", interrupted)
+        patch.setattr("fedunfold.runs.folder.RunFolder.write", interrupted)
         assert fedunfold("run", env, "--out", "runs/cut").code == 130
     lines = [json.loads(line) for line in (tmp_path / "runs" / "cut" / "progress.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if "round" in line] == [0, 1, 2]

@@ -16,8 +16,8 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.torch import load
 
-from fedunfold.experiments.reproduction import studies
-from fedunfold.report.paper import figures
+from fedunfold.studies.paper import figures
+from fedunfold.studies.reproduction import studies
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
@@ -118,7 +118,7 @@ def test_every_step_of_writing_can_fail(
     command: tuple[str, ...],
 ) -> None:
     env = two_sites()
-    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(studies, "ENVIRONMENTS", {"digits": (str(env),)})
     monkeypatch.setattr(studies, "FAST", {"iterations": 2, "lr": 0.02})
     # What is drawn is not the matter here, only that it is written.

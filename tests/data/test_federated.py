@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedunfold.core.errors import InputError
 from fedunfold.data import FederatedData
-from fedunfold.errors import InputError
 
 TEST = (np.zeros((2, 3)), np.array([0, 1]))
 

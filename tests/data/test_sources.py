@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedunfold.core.errors import InputError
 from fedunfold.data import sources
-from fedunfold.errors import InputError
 
 HAS_MNIST = (Path(os.environ.get("FEDUNFOLD_DATA") or "no-data-folder") / "mnist.npz").exists()
 

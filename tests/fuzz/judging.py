@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from fedunfold.checkpoints import UNSEALED, sealed
-from fedunfold.errors import FedunfoldError
+from fedunfold.core.errors import FedunfoldError
+from fedunfold.io.checkpoint import NO_CHECKSUM, embed_checksum
 
 
 def understood(call: Callable[[], object], *named: str) -> bool:
@@ -48,4 +48,4 @@ def written(name: str, data: bytes) -> Path:
 def resealed(data: bytes) -> bytes:
     """The content with a checksum that holds, so that what lies behind the checksum is read too."""
     seal = re.search(rb"checksum\W{1,8}([0-9a-f]{64})", data)
-    return data if seal is None else sealed(data.replace(seal[1], UNSEALED.encode(), 1))
+    return data if seal is None else embed_checksum(data.replace(seal[1], NO_CHECKSUM.encode(), 1))

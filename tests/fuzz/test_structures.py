@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedunfold.environments import Environment
-from fedunfold.errors import LONGEST, InputError
-from fedunfold.experiments.methods import RULES, SERVERS, UPDATES, changed, method, part
-from fedunfold.limits import CLIENTS
+from fedunfold.config import Environment
+from fedunfold.core.errors import LONGEST, InputError
+from fedunfold.io.limits import CLIENTS
+from fedunfold.training.methods import RULES, SERVERS, UPDATES, changed, method, part
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=9))
 VALUES = st.recursive(
@@ -20,7 +20,7 @@ FIELDS: dict[str, Any] = {
     "rounds": 3,
     "batch_size": 4,
     "lr": 0.1,
-    "sampled": 2,
+    "clients_per_round": 2,
     "model": {"hidden": [4]},
     "data": {"source": "digits"},
     "partition": {"kind": "iid"},

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedunfold as fu
-from fedunfold.federation import Evaluation
-from fedunfold.tracking import Trackers
+from fedunfold.core.federation import Evaluation
+from fedunfold.tracking import CallbackList
 from fedunfold.tracking.jsonl import JsonLines
-from tests.federations import tiny
+from tests.support.federations import tiny
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -20,13 +20,13 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def test_every_line_is_there_as_soon_as_it_is_told(tmp_path: Path) -> None:
     file, seen_on_disk = tmp_path / "live.jsonl", list[int]()
 
-    class Reader(fu.Tracker):
+    class Reader(fu.Callback):
         def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
             record = lines(file)[-1]
             assert (record["round"], record["accuracy"]) == (round, 100 * seen.accuracy)
             seen_on_disk.append(round)
 
-    fu.run(tiny(), tracker=Trackers(JsonLines(file), Reader(), say=pytest.fail))
+    fu.run(tiny(), tracker=CallbackList(JsonLines(file), Reader(), say=pytest.fail))
     assert seen_on_disk == [0, 1, 2]
 
 

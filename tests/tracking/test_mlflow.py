@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedunfold as fu
 from fedunfold.tracking import mlflow
-from tests.federations import tiny
+from tests.support.federations import tiny
 
 
 class Store:

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedunfold.aggregation import Absent
-from fedunfold.environments import Environment
-from fedunfold.losses import OuterLoss
-from fedunfold.models import ModelFactory, model_factory
-from fedunfold.rounds import Algorithm
-from fedunfold.server import adam, momentum, plain
-from fedunfold.simulation import SimulatedFederation
-from fedunfold.simulation.schedule import Draw
+from fedunfold.aggregation.absent import Absent
+from fedunfold.config import Environment
+from fedunfold.core.params import ModelFactory, model_factory
+from fedunfold.core.task import OuterLoss
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.engines.simulation.schedule import RoundRng
+from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, prox, sgd
+from fedunfold.server.optimizers import adam, momentum, plain
+from fedunfold.training.loop import Algorithm
 from fedunfold.unfolding.adjoint import AdjointKind, unfold
-from fedunfold.updates import LocalUpdate, accumulated, nova, prox, sgd
-from tests.unfolding.unrolled import Unrolled, gradients_of
+from tests.support.unrolled import Unrolled, gradients_of
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5}
 EPOCHS: dict[str, int | tuple[int, ...]] = {"a": 1, "b": (2, 1, 3), "c": 1, "d": 2}
@@ -51,7 +51,7 @@ def federation_of(shape: tuple[int, ...], presence: str, **changes: object) -> E
         clients,
         test,
         epochs=EPOCHS,
-        reliability=1.0 if presence == "all" else 0.5,
+        participation_probability=1.0 if presence == "all" else 0.5,
         model=(4,),
         rounds=3,
         batch_size=3,
@@ -60,9 +60,9 @@ def federation_of(shape: tuple[int, ...], presence: str, **changes: object) -> E
     if presence == "all":
         return env
     for seed in range(1000):
-        there = [Draw(seed, RUN, t).present(tuple(SIZES), [0.5] * 4, None).sum() for t in range(3)]
+        there = [RoundRng(seed, RUN, t).present(tuple(SIZES), [0.5] * 4, None).sum() for t in range(3)]
         if there[1] == 0 and 0 < there[0] < 4 and 0 < there[2] < 4:
-            return env.with_(seed=seed)
+            return env.replace(seed=seed)
     raise AssertionError("no seed leaves exactly the middle round empty")
 
 
@@ -81,7 +81,7 @@ def relative_error(
     start = federation.initial_model(RUN)
     theta = torch.from_numpy(np.random.default_rng(2).uniform(0.3, 1.0, (env.rounds, len(SIZES))))
     ours = unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run=RUN, model=start)  # type: ignore[arg-type]
-    assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.set_aside} == screened
+    assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.rejected} == screened
     unrolled = Unrolled(env, model(), algorithm, outer, first_order=adjoint == "first_order")
     unrolled.screened = screened
     loss, *gradients = gradients_of(unrolled, theta, start, RUN)
@@ -126,7 +126,7 @@ def small_convolution() -> nn.Module:
 def test_convolution(adjoint: AdjointKind, update: str, absent: str) -> None:
     env = federation_of((1, 4, 4), "some")
     algorithm = Algorithm(UPDATES[update], absent=absent)  # type: ignore[arg-type]
-    assert SimulatedFederation(env, model=small_convolution).kernel == "AnyModule"
+    assert SimulatedFederation(env, model=small_convolution).kernel == "ModuleKernel"
     for outer in OUTER:
         assert relative_error(env, small_convolution, algorithm, outer, adjoint) <= TOLERANCE, outer
 
@@ -170,7 +170,7 @@ def test_deep_stack_without_biases() -> None:
         )
 
     env = federation_of((5,), "all")
-    assert SimulatedFederation(env, model=deep).kernel == "LinearStack"
+    assert SimulatedFederation(env, model=deep).kernel == "MLPKernel"
     assert relative_error(env, deep, Algorithm(prox(0.2)), "mse", "exact") <= TOLERANCE
 
 
@@ -207,9 +207,9 @@ def test_through_the_servers_momentum(absent: Absent) -> None:
 
 
 def test_client_sampling_counts_as_absence() -> None:
-    env = federation_of((5,), "all").with_(sampled=2)
+    env = federation_of((5,), "all").replace(clients_per_round=2)
     for absent in ("keep", "drop", "remember"):
-        algorithm = Algorithm(LocalUpdate("sgd"), absent=absent)
+        algorithm = Algorithm(LocalOptimizer("sgd"), absent=absent)
         assert relative_error(env, mlp(env), algorithm, "sample", "exact") <= TOLERANCE
 
 

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedunfold.environments import Environment
-from fedunfold.errors import DivergenceError, InputError
-from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Algorithm, run_rounds
-from fedunfold.server import adam
+from fedunfold.config import Environment
+from fedunfold.core.errors import DivergenceError, InputError
+from fedunfold.core.task import OuterLoss
+from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.server.optimizers import adam
+from fedunfold.training.loop import Algorithm, run_rounds
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import AdjointKind, unfold, weights_of
+from fedunfold.unfolding.adjoint import AdjointKind, normalize_squares, unfold
 from fedunfold.unfolding.learner import _pull
-from fedunfold.updates import LocalUpdate, accumulated, momentum, nova, prox
-from fedunfold.weighting.learned import LearnedWeights
-from tests.federations import SideBySide, label_skewed, simulated, tiny
-from tests.unfolding.saving import save_learned
+from tests.support.federations import SideBySide, label_skewed, simulated, tiny
+from tests.support.saving import save_learned
 
 
 def learned(env: Environment, dtype: torch.dtype = torch.float64, **settings: Any) -> LearnedWeights:
@@ -57,7 +57,7 @@ def test_the_client_with_the_rare_class_gains() -> None:
 
 
 def test_shapes_and_contents() -> None:
-    env = label_skewed(reliability=0.8)
+    env = label_skewed(participation_probability=0.8)
     algorithm, learning = Algorithm(nova(), absent="drop"), Learning(iterations=4, lr=0.1, outer="sample")
     result = learn(simulated(env), 3, algorithm=algorithm, learning=learning, digest="abc")
     assert result.keys == ("zero", "one", "two")
@@ -133,7 +133,7 @@ def test_learning_stays_as_it_was_when_it_goes_on() -> None:
 @settings(max_examples=4)
 @given(seed=st.integers(0, 1000))
 def test_what_is_learned_is_weights(adjoint: str, algorithm: Algorithm, seed: int) -> None:
-    env = tiny(seed=seed, reliability=0.6, rounds=2)
+    env = tiny(seed=seed, participation_probability=0.6, rounds=2)
     result = learned(env, adjoint=adjoint, algorithm=algorithm, iterations=2, lr=0.5)
     assert_on_simplex(result.history)
     assert result.losses.isfinite().all()
@@ -143,8 +143,8 @@ def test_what_is_learned_is_weights(adjoint: str, algorithm: Algorithm, seed: in
 def test_squares_over_their_sum(row: list[float]) -> None:
     theta = torch.tensor(row, dtype=torch.float64)
     total = sum(value**2 for value in row)
-    assert weights_of(theta).tolist() == pytest.approx([value**2 / total for value in row])
-    assert_on_simplex(weights_of(theta.repeat(2, 1)))
+    assert normalize_squares(theta).tolist() == pytest.approx([value**2 / total for value in row])
+    assert_on_simplex(normalize_squares(theta.repeat(2, 1)))
 
 
 # --- more than the paper -----------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_step_sizes_are_learned_beside_the_weights() -> None:
     result = learned(env, iterations=1, adjoint="exact", step_sizes="learned")
     sizes = result.settings["algorithm"]["step_sizes"]
     assert sizes == pytest.approx([(1 - 0.1 * sign) ** 2 for sign in found.step_gradient.sign().tolist()])
-    torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * found.gradient.sign()))
+    torch.testing.assert_close(result.weights, normalize_squares(theta - 0.1 * found.gradient.sign()))
 
 
 def test_step_sizes_are_learned_from_those_of_the_algorithm() -> None:
@@ -179,7 +179,7 @@ def test_learned_step_sizes_lower_the_loss_further() -> None:
 
 
 def test_a_step_averages_its_draws() -> None:
-    env = tiny(reliability=0.6)
+    env = tiny(participation_probability=0.6)
     federation = simulated(env)
     sizes = torch.tensor(federation.data.sizes, dtype=torch.float64)
     theta = (sizes / sizes.sum()).sqrt().repeat(3, 1)
@@ -192,19 +192,19 @@ def test_a_step_averages_its_draws() -> None:
     assert len({part.loss for part in found}) == 3
     assert result.losses[0].item() == pytest.approx(sum(part.loss for part in found) / 3)
     mean = torch.stack([part.gradient for part in found]).mean(0)
-    torch.testing.assert_close(result.weights, weights_of(theta - 0.1 * mean.sign()))
+    torch.testing.assert_close(result.weights, normalize_squares(theta - 0.1 * mean.sign()))
 
 
 @pytest.mark.parametrize("initial_model", ["fixed", "resample"])
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_draws_go_in_step_as_far_as_it_is_worth_it(adjoint: AdjointKind, initial_model: Any) -> None:
     """Three of them, in a pair and alone, in both iterations."""
-    env = tiny(reliability=0.8)
+    env = tiny(participation_probability=0.8)
     learning = Learning(
         iterations=2, draws=3, adjoint=adjoint, initial_model=initial_model, step_sizes="learned", outer="balanced"
     )
     apart, pairs = simulated(env), SideBySide(env)
-    assert apart.runs_at_once == 1
+    assert apart.max_parallel_runs == 1
     wanted, found = (learn(federation, env.rounds, learning=learning) for federation in (apart, pairs))
     torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.history, wanted.history, rtol=1e-12, atol=1e-12)
@@ -214,7 +214,7 @@ def test_draws_go_in_step_as_far_as_it_is_worth_it(adjoint: AdjointKind, initial
 
 
 def test_shared_rounds_have_the_same_weights_and_step_sizes() -> None:
-    result = learned(tiny(rounds=5, reliability=0.7), shared_rounds=2, step_sizes="learned")
+    result = learned(tiny(rounds=5, participation_probability=0.7), shared_rounds=2, step_sizes="learned")
     weights, sizes = result.weights, result.settings["algorithm"]["step_sizes"]
     for first, second in ((0, 1), (2, 3)):
         assert torch.equal(weights[first], weights[second])
@@ -245,7 +245,7 @@ def test_the_pull_is_the_gradient_of_its_penalty(row: list[float], strength: flo
     theta = torch.tensor([row, row[::-1]], dtype=torch.float64, requires_grad=True)
     shares = torch.arange(1, len(row) + 1, dtype=torch.float64)
     shares = shares / shares.sum()
-    penalty = strength * (shares * (shares / weights_of(theta)).log()).sum(1).mean()
+    penalty = strength * (shares * (shares / normalize_squares(theta)).log()).sum(1).mean()
     expected = torch.autograd.grad(penalty, theta)[0]
     torch.testing.assert_close(_pull(theta.detach(), shares, strength), expected)
 
@@ -254,7 +254,7 @@ def test_the_pull_is_the_gradient_of_its_penalty(row: list[float], strength: flo
 
 
 def test_a_checkpoint_of_another_learning_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 0.0)
     federation, file = simulated(label_skewed()), tmp_path / "checkpoint.safetensors"
     whole = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
     again = learn(federation, 3, learning=Learning(iterations=2), checkpoint=file)
@@ -294,7 +294,7 @@ def test_the_same_learning_gives_the_same_bytes(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
     subprocess.run(
-        [sys.executable, "-m", "tests.unfolding.saving", str(elsewhere)],
+        [sys.executable, "-m", "tests.support.saving", str(elsewhere)],
         cwd=root,
         env=environment,
         check=True,
@@ -307,7 +307,7 @@ def test_the_same_learning_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("update", [momentum(), accumulated(momentum())], ids=lambda update: update.name)
-def test_momentum_is_refused(update: LocalUpdate) -> None:
+def test_momentum_is_refused(update: LocalOptimizer) -> None:
     with pytest.raises(InputError, match=f"cannot be learned through the local update '{update.name}'"):
         learn(simulated(label_skewed()), 3, algorithm=Algorithm(update))
 

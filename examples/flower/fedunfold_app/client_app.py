@@ -2,12 +2,12 @@
 
 from flwr.app import Context
 
-from fedunfold.errors import InputError
-from fedunfold.flower import Site, client_app, site_from_npz, site_of
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower import LocalClient, client_app, site_from_npz, site_of
 from fedunfold_app.settings import agreement, bundled, precision
 
 
-def open_site(context: Context) -> Site:
+def open_site(context: Context) -> LocalClient:
     """The client this node is: `key` and `path` in its node-config, or one of a bundled environment's clients."""
     config, node = context.run_config, context.node_config
     agreed = agreement(config)

@@ -10,12 +10,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.experiments.methods import changed, learned_method, method
-from fedunfold.files import write_atomically
-from fedunfold.flower import RemoteFederation, federation, federation_of
-from fedunfold.rounds import Algorithm, run_rounds
+from fedunfold.engines.flower import RemoteFederation, federation, federation_of
+from fedunfold.io.atomic import write_atomically
+from fedunfold.rules import WeightingRule, size
+from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.training.methods import changed, learned_method, method
 from fedunfold.unfolding import learn
-from fedunfold.weighting import WeightingRule, size
 from fedunfold_app.settings import Config, agreement, bundled, precision
 
 app = ServerApp()
@@ -57,7 +57,7 @@ def meet(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
     agreed = agreement(config)
     if agreed is None:
         env = bundled(str(config["environment"]))
-        env = env.with_(rounds=config["rounds"]) if config["rounds"] else env
+        env = env.replace(rounds=config["rounds"]) if config["rounds"] else env
         return federation(grid, env, **how), f"the test set of {env.name}"
     test = str(config["test"]) or None
     return federation_of(grid, agreed, test, **how), test or "the clients' own training data"

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 import fedunfold as fu
-from fedunfold.environments import Environment, ModelSpec
-from fedunfold.errors import InputError
-from fedunfold.flower import Agreement
+from fedunfold.config import Environment, ModelSpec
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower import FederationConfig
 
 Config = Mapping[str, Any]
 
 
-def agreement(config: Config) -> Agreement | None:
+def agreement(config: Config) -> FederationConfig | None:
     """The federation of clients with own data, where the config names any."""
     keys = tuple(str(config["clients"]).split())
     if not keys:
         return None
-    return Agreement(
+    return FederationConfig(
         keys=keys,
         classes=config["classes"],
         rounds=config["rounds"] or 10,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fedunfold.errors import FedunfoldError
+from fedunfold.core.errors import FedunfoldError
 
 INTERRUPTED = 130
 

@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 import click
 import typer
+from benchmarks.__main__ import bench
 from typer.core import TyperGroup
 
 from fedunfold.cli import Stopped
-from fedunfold.cli.bench import bench
 from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
-from fedunfold.cli.environments import app as environments
+from fedunfold.cli.env import app as environments
 from fedunfold.cli.learn import learn
 from fedunfold.cli.repeat import repeat
 from fedunfold.cli.report import report

@@ -8,14 +8,14 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import computing, environment_of, folder_for, method_from_file
-from fedunfold.errors import FedunfoldError
+from fedunfold.cli.context import computing, environment_of, folder_for, method_from_file
+from fedunfold.core.errors import FedunfoldError
 
 if TYPE_CHECKING:
     from fedunfold.cli.console import ProgressTracker
-    from fedunfold.environments import Environment
-    from fedunfold.experiments.methods import Method
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.config import Environment
+    from fedunfold.runs.folder import RunFolder
+    from fedunfold.training.methods import Method
 
 DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without being asked
 
@@ -55,7 +55,7 @@ def compare(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
-    screen: opt.Screen = None,
+    screen: opt.UpdateFilter = None,
     aggregate: opt.Aggregate = None,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
@@ -102,17 +102,17 @@ def _compare(
 ) -> None:
     import torch
 
-    from fedunfold.cli import console, tracked
-    from fedunfold.experiments import comparing
-    from fedunfold.report.run_folder import of_comparison
+    from fedunfold.cli import console, trackers
+    from fedunfold.runs.folder import of_comparison
+    from fedunfold.training import compare
 
     ending: Stopped | FedunfoldError | None = None
     with folder:
         with computing(folder.threads), console.ProgressTracker() as progress:
-            tracker = tracked.trackers(progress, environment, folder, track)
+            tracker = trackers.trackers(progress, environment, folder, track)
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
-                comparison = comparing.compare(
+                comparison = compare.compare(
                     environment,
                     chosen,
                     trials=trials,
@@ -144,7 +144,7 @@ def _compare(
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
         folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-        tracked.tell_kept(tracker, folder)
+        trackers.tell_kept(tracker, folder)
         if format == "text":
             console.say(f"records and figures are in {folder.path}")
         if ending is not None:
@@ -167,7 +167,7 @@ def _chosen(
     """A method by its name or by the file of its weights, with the parts and the learning asked for."""
     from dataclasses import replace
 
-    from fedunfold.experiments.methods import changed, method
+    from fedunfold.training.methods import changed, method
 
     named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)
     named = changed(named, **parts)

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedunfold.experiments.comparing import Comparison, MethodResult
-from fedunfold.federation import Evaluation
-from fedunfold.rounds import RunResult
-from fedunfold.tracking import Tracker
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.core.federation import Evaluation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking import Callback
+from fedunfold.training.compare import Comparison, MethodResult
+from fedunfold.training.loop import RunResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
@@ -57,7 +57,7 @@ def progress() -> Progress:
     )
 
 
-class ProgressTracker(Tracker, AbstractContextManager["ProgressTracker"]):
+class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
     """Shows where a run stands, and keeps what is done so far for an interruption."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), mos
 def clients_table(rows: Iterable[tuple[str, ...]]) -> Table:
     """Who takes part."""
     table = Table(title="clients")
-    for name in ("client", "samples", "share", "labels", "divergence", "epochs", "reliability"):
+    for name in ("client", "samples", "share", "labels", "divergence", "epochs", "participation_probability"):
         table.add_column(name, justify="left" if name in ("client", "labels") else "right")
     for row in rows:
         table.add_row(*row)

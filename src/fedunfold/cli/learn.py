@@ -9,11 +9,11 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import computing, environment_of, folder_for
+from fedunfold.cli.context import computing, environment_of, folder_for
 
 if TYPE_CHECKING:
-    from fedunfold.environments import Environment
-    from fedunfold.weighting.learned import LearnedWeights
+    from fedunfold.config import Environment
+    from fedunfold.rules.learned import LearnedWeights
 
 
 @opt.with_learning
@@ -31,7 +31,7 @@ def learn(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
-    screen: opt.Screen = None,
+    screen: opt.UpdateFilter = None,
     absent_loss: opt.AbsentLoss = "evaluate",
     fraction: opt.Fraction = 1.0,
     device: opt.Device = "cpu",
@@ -46,10 +46,10 @@ def learn(
 
     import torch
 
-    from fedunfold.cli import console, tracked
-    from fedunfold.experiments import methods
-    from fedunfold.experiments.learning import learn_weights
-    from fedunfold.report.run_folder import of_learning
+    from fedunfold.cli import console, trackers
+    from fedunfold.runs.folder import of_learning
+    from fedunfold.training import methods
+    from fedunfold.training.learn import learn_weights
 
     environment = environment_of(env, seed, rounds)
     chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent, screen=screen)
@@ -58,7 +58,7 @@ def learn(
     interrupted = False
     with folder_for("learn", environment, out, overwrite, resume) as folder:
         with computing(folder.threads), console.ProgressTracker() as progress:
-            tracker = tracked.trackers(progress, environment, folder, track)
+            tracker = trackers.trackers(progress, environment, folder, track)
             try:
                 learned = learn_weights(
                     environment,
@@ -77,7 +77,7 @@ def learn(
         algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
         files = of_learning(learned)
         folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
-        tracked.tell_kept(tracker, folder)
+        trackers.tell_kept(tracker, folder)
         _show(learned, environment, algorithm.step_sizes, folder.path, format)
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"

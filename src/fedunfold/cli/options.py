@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from fedunfold.environments import Environment
+    from fedunfold.config import Environment
     from fedunfold.unfolding import Learning
 
 
@@ -78,7 +78,7 @@ Absent = Annotated[
     Literal["keep", "drop", "remember"] | None,
     typer.Option("--absent", help="Absent clients: keep the old model, drop out, remember the last update."),
 ]
-Screen = Annotated[
+UpdateFilter = Annotated[
     Literal["finite", "norm"] | None,
     typer.Option("--screen", help="Updates set aside: those not finite, or with norm also those far too long."),
 ]
@@ -147,7 +147,7 @@ class LearningOptions:
         said = {name: value for name, value in asdict(self).items() if value is not None}
         schedule = said.pop("schedule", None)
         if schedule is not None:
-            paper = environment.paper
+            paper = environment.paper_schedule
             said = {**(FAST if schedule == "fast" else published(paper.iterations, paper.lr)), **said}
         return replace(learning, **said)
 

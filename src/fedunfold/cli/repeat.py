@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedunfold.cli import options as opt
-from fedunfold.errors import InputError
+from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedunfold.report.repetition import InputFile, Repeatable
+    from fedunfold.runs.manifest import InputFile, RunManifest
 
 DIFFERENT = 1
 
@@ -27,10 +27,10 @@ def repeat(
 
     from fedunfold.cli import console
     from fedunfold.cli.app import app
-    from fedunfold.machine import machine
-    from fedunfold.report.repetition import Repeatable, is_taken
+    from fedunfold.runs.manifest import RunManifest, is_taken
+    from fedunfold.runs.system_info import machine
 
-    settings = Repeatable.of(run)
+    settings = RunManifest.of(run)
     folder = _new_folder(run) if out is None else out
     if is_taken(folder):
         raise InputError(f"{folder} already holds a run; choose another --out.")
@@ -54,8 +54,8 @@ def repeat(
 
 def _new_folder(run: Path) -> Path:
     """A name in runs/ that is free, or whose repetition did not end and is gone on with."""
-    from fedunfold.report.repetition import is_taken
-    from fedunfold.report.run_folder import RunFolder
+    from fedunfold.runs.folder import RunFolder
+    from fedunfold.runs.manifest import is_taken
 
     name, number = f"repeat-{run.resolve().name}", 1
     path = RunFolder.named(name)
@@ -65,7 +65,7 @@ def _new_folder(run: Path) -> Path:
     return path
 
 
-def _command_line(run: Path, settings: "Repeatable") -> list[str]:
+def _command_line(run: Path, settings: "RunManifest") -> list[str]:
     """The command that was run, with its environment and files as they are found from its folder."""
     moved = {entry.given: _found(run, entry) for entry in settings.inputs}
     line: list[str] = [settings.command]
@@ -82,7 +82,7 @@ def _command_line(run: Path, settings: "Repeatable") -> list[str]:
 
 
 def _found(run: Path, entry: "InputFile") -> str:
-    from fedunfold.report.unfinished import digest_of_file
+    from fedunfold.runs.resume import digest_of_file
 
     path = run / entry.path
     if digest_of_file(path) != entry.sha256:
@@ -91,6 +91,6 @@ def _found(run: Path, entry: "InputFile") -> str:
 
 
 def _same(before: Path, after: Path) -> bool:
-    from fedunfold.files import is_plain_file
+    from fedunfold.io.atomic import is_plain_file
 
     return is_plain_file(before) and is_plain_file(after) and before.read_bytes() == after.read_bytes()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedunfold.cli import options as opt
-from fedunfold.errors import InputError
+from fedunfold.core.errors import InputError
 
 
 def report(
@@ -22,10 +22,10 @@ def report(
 ) -> None:
     """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings."""
     from fedunfold.cli import console
-    from fedunfold.files import write_atomically
-    from fedunfold.report.page import build, read_runs
-    from fedunfold.report.page.building import require_extra
-    from fedunfold.report.run_folder import REPORT
+    from fedunfold.io.atomic import write_atomically
+    from fedunfold.report import build, read_runs
+    from fedunfold.report.render import require_extra
+    from fedunfold.runs.folder import REPORT
 
     if out is None and len(runs) > 1:
         raise InputError("several runs have no folder of their own for the report; name its file with --out.")

@@ -10,8 +10,8 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import asked_for
-from fedunfold.errors import InputError
+from fedunfold.cli.context import asked_for
+from fedunfold.core.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ def reproduce(
     import torch
 
     from fedunfold.cli import console
-    from fedunfold.experiments import reproduction as rep
-    from fedunfold.experiments.learning import device_of
-    from fedunfold.files import FolderLock, remove_left_overs
-    from fedunfold.report.paper import Results
-    from fedunfold.report.run_folder import make_writable, write_settings
+    from fedunfold.io.atomic import FolderLock, remove_stale_temp_files
+    from fedunfold.runs.folder import make_writable, write_settings
+    from fedunfold.studies import reproduction as rep
+    from fedunfold.studies.paper import Results
+    from fedunfold.training.learn import device_of
 
     setting = rep.Setting(schedule, trials, seed, device)
     folder = out or Path("runs") / f"reproduce-{study}"
@@ -69,7 +69,7 @@ def reproduce(
             folder.rmdir()
         raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
     with FolderLock(folder):
-        remove_left_overs(folder, "records")
+        remove_stale_temp_files(folder, "records")
         rep.check_same(records, setting, [case for case, _ in results.cases()])
         tasks = [task for case, entries in results.cases() for task in rep.tasks(case, entries)]
         todo = [task for task in tasks if not task.done(records)]
@@ -84,7 +84,7 @@ def reproduce(
         with console.progress() as bars:
             bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
             try:
-                rep.work_off(
+                rep.run_jobs(
                     todo,
                     records,
                     device,

@@ -7,8 +7,8 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.asked import computing, environment_of, folder_for, method_from_file
-from fedunfold.errors import InputError
+from fedunfold.cli.context import computing, environment_of, folder_for, method_from_file
+from fedunfold.core.errors import InputError
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     update: opt.Update = None,
     server: opt.Server = None,
     absent: opt.Absent = None,
-    screen: opt.Screen = None,
+    screen: opt.UpdateFilter = None,
     aggregate: opt.Aggregate = None,
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     out: opt.Out = None,
@@ -46,9 +46,9 @@ def run(
 
     import torch
 
-    from fedunfold.cli import console, tracked
-    from fedunfold.experiments import comparing, methods
-    from fedunfold.report.run_folder import of_run
+    from fedunfold.cli import console, trackers
+    from fedunfold.runs.folder import of_run
+    from fedunfold.training import compare, methods
 
     if mapped and weights is None:
         raise InputError("--map is about learned weights; name their file with --weights.")
@@ -64,9 +64,9 @@ def run(
     folder = None if out is None else folder_for("run", environment, out, overwrite, resume)
     with folder or nullcontext():
         with computing(folder.threads if folder else threads), console.ProgressTracker() as progress:
-            tracker = tracked.trackers(progress, environment, folder, track)
+            tracker = trackers.trackers(progress, environment, folder, track)
             try:
-                result = comparing.run(
+                result = compare.run(
                     environment,
                     chosen,
                     trial=trial,
@@ -83,7 +83,7 @@ def run(
         if folder is not None:
             files = of_run(environment, chosen.name, result)
             folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-            tracked.tell_kept(tracker, folder)
+            trackers.tell_kept(tracker, folder)
     if format == "json":
         console.print_json(
             {
@@ -93,7 +93,7 @@ def run(
                 "rounds": [100 * accuracy for accuracy in result.accuracies],
                 "losses": [evaluation.loss for evaluation in result.evaluations],
                 "weights": result.weights.tolist(),
-                "set_aside": [asdict(entry) for entry in result.set_aside],
+                "rejected": [asdict(entry) for entry in result.rejected],
                 "warnings": result.warnings,
             }
         )

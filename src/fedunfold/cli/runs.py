@@ -9,7 +9,7 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.errors import InputError
+from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from fedunfold.report.runs import StoredRun
+    from fedunfold.runs.catalog import RunSummary
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, compare and delete runs.")
 
@@ -33,7 +33,7 @@ def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
     from rich.table import Table
 
     from fedunfold.cli import console
-    from fedunfold.report.runs import runs_in
+    from fedunfold.runs.catalog import runs_in
 
     found = runs_in(folder)
     if format == "json":
@@ -63,8 +63,8 @@ def show(
 ) -> None:
     """Settings and results of one run."""
     from fedunfold.cli import console
-    from fedunfold.report.runs import MEASURES, find_run
-    from fedunfold.tracking.records import flattened
+    from fedunfold.runs.catalog import MEASURES, find_run
+    from fedunfold.tracking.scalars import flattened
 
     found = find_run(run, folder)
     if format == "json":
@@ -86,7 +86,7 @@ def show(
 def compare(runs: Names, folder: In = RUNS, format: opt.Format = "text") -> None:
     """Settings that differ, and results, side by side."""
     from fedunfold.cli import console
-    from fedunfold.report.runs import differing
+    from fedunfold.runs.catalog import differing
 
     found = _found(runs, folder)
     if len(found) < 2:
@@ -110,7 +110,7 @@ def rm(
 ) -> None:
     """Delete runs: the files that they recorded, and nothing else."""
     from fedunfold.cli import console
-    from fedunfold.report.runs import delete_run, locked
+    from fedunfold.runs.catalog import delete_run, locked
 
     found = _found(runs, folder)
     if not yes:
@@ -125,14 +125,14 @@ def rm(
         console.say(f"deleted {_files([run])} of {run.path}{stays}")
 
 
-def _found(names: list[str], folder: Path) -> "list[StoredRun]":
+def _found(names: list[str], folder: Path) -> "list[RunSummary]":
     """Each once, all of them before anything is done."""
-    from fedunfold.report.runs import find_run
+    from fedunfold.runs.catalog import find_run
 
     return list({run.path: run for run in (find_run(name, folder) for name in names)}.values())
 
 
-def _ask(runs: "list[StoredRun]") -> None:
+def _ask(runs: "list[RunSummary]") -> None:
     if not sys.stdin.isatty():
         raise InputError("deleting asks first, and nobody is there to answer; say --yes.")
     names = ", ".join(str(run.path) for run in runs)
@@ -145,7 +145,7 @@ def _ask(runs: "list[StoredRun]") -> None:
         raise Stopped("stopped; nothing was deleted.")
 
 
-def _say_problems(runs: "list[StoredRun]") -> None:
+def _say_problems(runs: "list[RunSummary]") -> None:
     from fedunfold.cli import console
 
     for run in runs:
@@ -172,7 +172,7 @@ def _cell(value: Any) -> "Text":
     return Text("".join(shown))
 
 
-def _outcome(run: "StoredRun") -> str:
+def _outcome(run: "RunSummary") -> str:
     """A line for each method: its accuracy in percent, or the outer loss."""
     lines = []
     for row in run.results:
@@ -186,7 +186,7 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.5g}"
 
 
-def _files(runs: "Sequence[StoredRun]") -> str:
+def _files(runs: "Sequence[RunSummary]") -> str:
     count = sum(len(run.files) for run in runs)
     return f"{count} file{'' if count == 1 else 's'}"
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedunfold.cli import options as opt
-from fedunfold.errors import InputError
+from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedunfold.environments import Environment
-    from fedunfold.experiments.theory import Theory
-    from fedunfold.weighting.learned import LearnedWeights
+    from fedunfold.config import Environment
+    from fedunfold.rules.learned import LearnedWeights
+    from fedunfold.studies.theory import Theory
 
 Run = Annotated[
     Path,
@@ -59,9 +59,9 @@ def theory(
     it is given.
     """
     from fedunfold.cli import console
-    from fedunfold.environments import environment
-    from fedunfold.experiments.theory import Constants, analyse_learned
-    from fedunfold.weighting.learned import LearnedWeights
+    from fedunfold.config import environment
+    from fedunfold.rules.learned import LearnedWeights
+    from fedunfold.studies.theory import Constants, analyse_learned
 
     constants = Constants(L=L, sigma=sigma, G=G, kappa=kappa, beta=beta, gap=gap)
     file = _weights_file(run, weights)
@@ -93,9 +93,9 @@ def theory(
 
 
 def _weights_file(run: Path, name: str | None) -> Path:
-    from fedunfold.experiments.methods import unknown
-    from fedunfold.files import is_folder, is_plain_file
-    from fedunfold.report.run_folder import MODEL
+    from fedunfold.io.atomic import is_folder, is_plain_file
+    from fedunfold.runs.folder import MODEL
+    from fedunfold.training.methods import unknown
 
     if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
@@ -115,7 +115,7 @@ def _weights_file(run: Path, name: str | None) -> Path:
 
 
 def _environment_file(run: Path) -> Path:
-    from fedunfold.files import is_plain_file
+    from fedunfold.io.atomic import is_plain_file
 
     file = run / "environment.toml"
     if not is_plain_file(file):
@@ -125,7 +125,7 @@ def _environment_file(run: Path) -> Path:
 
 def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> Iterable[str]:
     """Where the run is not what the theorem is about, and what was left out."""
-    from fedunfold.experiments.methods import learned_method
+    from fedunfold.training.methods import learned_method
 
     algorithm = learned_method(learned).algorithm
     if result.conditions[-1].holds is False:
@@ -135,7 +135,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         )
     if unmet := [condition.statement for condition in result.conditions[:-1] if condition.holds is False]:
         yield f"the bound is not established for this run: it is without {', '.join(unmet)}."
-    if env.sampled is not None or any(client.reliability < 1 for client in env.clients):
+    if env.clients_per_round is not None or any(client.participation_probability < 1 for client in env.clients):
         yield "clients may be absent in this environment; the theorem has all of them in every round."
     if sizes := algorithm.step_sizes:
         yield f"the server's steps are stretched by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."

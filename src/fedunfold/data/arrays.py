@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedunfold.errors import InputError
+from fedunfold.core.errors import InputError
 
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]

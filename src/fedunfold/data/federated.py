@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedunfold.core.errors import InputError
+from fedunfold.core.rng import generator
 from fedunfold.data.arrays import features, labels
-from fedunfold.errors import InputError
-from fedunfold.randomness import generator
 
 MAX_CLASSES = 100_000  # labels beyond this are an id column, and counting them would exhaust the memory
 

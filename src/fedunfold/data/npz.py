@@ -15,9 +15,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedunfold.errors import InputError
-from fedunfold.files import size_of
-from fedunfold.limits import UNPACKED_BYTES
+from fedunfold.core.errors import InputError
+from fedunfold.io.atomic import size_of
+from fedunfold.io.limits import UNPACKED_BYTES
 
 UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, LookupError, MemoryError, zipfile.BadZipFile, zlib.error)
 NUMBERS, NUMBERS_AND_TEXT = "uif", "uifU"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedunfold.core.errors import InputError, WriteError
+from fedunfold.core.rng import generator
 from fedunfold.data.arrays import Features, Labels, features, labels
 from fedunfold.data.npz import first_line, read_npz
-from fedunfold.errors import InputError, WriteError
-from fedunfold.files import write_atomically
-from fedunfold.randomness import generator
+from fedunfold.io.atomic import write_atomically
 
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
 DIGITS_TEST_PER_CLASS = 50

@@ -1,5 +1,5 @@
-"""Who hears of a run as it goes: a live file, TensorBoard, MLflow, or anything with a `Tracker`'s methods."""
+"""Who hears of a run as it goes: a live file, TensorBoard, MLflow, or anything with a `Callback`'s methods."""
 
-from fedunfold.tracking.protocol import Learner, Tracker, Trackers, telling
+from fedunfold.tracking.callback import Callback, CallbackList, Learner, callback_scope
 
-__all__ = ["Learner", "Tracker", "Trackers", "telling"]
+__all__ = ["Callback", "CallbackList", "Learner", "callback_scope"]

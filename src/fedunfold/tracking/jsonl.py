@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedunfold.federation import Evaluation
-from fedunfold.rounds import RunResult
-from fedunfold.tracking.protocol import Tracker
-from fedunfold.tracking.records import iteration_records, mean_weights, round_record
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.core.federation import Evaluation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking.callback import Callback
+from fedunfold.tracking.scalars import iteration_records, mean_weights, round_record
+from fedunfold.training.loop import RunResult
 
 PROGRESS = "progress.jsonl"
 
 
-class JsonLines(Tracker):
+class JsonLines(Callback):
     """Appends to a file: settings, then a line for each outer iteration, round and trial.
 
     `seconds` is the time since the run began. Nothing is written before the first line that tells of work done, so

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedunfold.errors import InputError
-from fedunfold.federation import Evaluation
-from fedunfold.rounds import RunResult
-from fedunfold.tracking.protocol import Tracker
-from fedunfold.tracking.records import Scalar, flattened, of_iteration, of_round, of_table, of_trial
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import Evaluation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking.callback import Callback
+from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial
+from fedunfold.training.loop import RunResult
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,7 +27,7 @@ LONGEST_NAME, LONGEST_VALUE, MOST_PARAMETERS, MOST_METRICS = 250, 6000, 100, 100
 Entry = TypeVar("Entry")
 
 
-class MLflow(Tracker):
+class MLflow(Callback):
     """Writes a run to the experiment "fedunfold": settings as parameters, the scalars of `records` as metrics with
     their steps, and the files that the run leaves as artifacts.
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fedunfold.errors import InputError
-from fedunfold.federation import Evaluation
-from fedunfold.rounds import RunResult
-from fedunfold.tracking.protocol import Tracker
-from fedunfold.tracking.records import Scalar, flattened, of_iteration, of_round, of_table, of_trial
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import Evaluation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking.callback import Callback
+from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial
+from fedunfold.training.loop import RunResult
 
 
-class TensorBoard(Tracker):
+class TensorBoard(Callback):
     """Writes a run to a folder of its own below TensorBoard's `--logdir`; nothing is made before the work begins.
 
     Scalars: those of `records`, a step for each outer iteration or round. Histograms: the weights of all clients, a

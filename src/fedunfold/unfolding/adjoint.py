@@ -24,34 +24,34 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation import coefficients
-from fedunfold.errors import DivergenceError
-from fedunfold.federation import Federation, RoundRequest, backprop_all, train_all
-from fedunfold.losses import OuterLoss
-from fedunfold.rounds import Algorithm, Server, aggregate_together
-from fedunfold.screening import SetAside
-from fedunfold.threads import threads_for
-from fedunfold.unfolding.tape import Entered, Tape, TapeKind
+from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.screening import RejectedUpdate
+from fedunfold.core.errors import DivergenceError
+from fedunfold.core.federation import Federation, TrainRequest, backprop_all, train_all
+from fedunfold.core.task import OuterLoss
+from fedunfold.core.threading import threads_for
+from fedunfold.training.loop import Algorithm, Server, aggregate_together
+from fedunfold.unfolding.update_store import Entered, UpdateStorage, UpdateStore
 
 AdjointKind = Literal["first_order", "exact"]
 
 
 @dataclass(frozen=True)
-class Unfolded:
+class UnrolledResult:
     """One pass forwards and backwards: L, dL/dθ [T, K], dL/ds [T], w^(T), and who was set aside on the way."""
 
     loss: float
     gradient: Tensor
     step_gradient: Tensor
     model: Tensor
-    set_aside: tuple[SetAside, ...] = ()
+    rejected: tuple[RejectedUpdate, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Layer:
     """What the walk back needs of a round."""
 
-    request: RoundRequest
+    request: TrainRequest
     outer_gradient: Tensor | None
     moments: tuple[Tensor, ...]
     present: Tensor
@@ -59,7 +59,7 @@ class _Layer:
     direction: Tensor | None
 
 
-def weights_of(theta: Tensor) -> Tensor:
+def normalize_squares(theta: Tensor) -> Tensor:
     """Θ = θ²/Σθ² along the last axis."""
     squares = theta.square()
     return squares / squares.sum(-1, keepdim=True)
@@ -74,14 +74,14 @@ def unfold(
     *,
     run: str,
     model: Tensor,
-    tape: TapeKind = "full",
-) -> Unfolded:
+    tape: UpdateStorage = "full",
+) -> UnrolledResult:
     """Run len(theta) rounds from `model`, and differentiate the outer loss with respect to theta."""
-    (found,) = unfold_together(federation, theta, algorithm, outer, adjoint, runs=[run], models=[model], tape=tape)
+    (found,) = unroll_and_grad(federation, theta, algorithm, outer, adjoint, runs=[run], models=[model], tape=tape)
     return found
 
 
-def unfold_together(
+def unroll_and_grad(
     federation: Federation,
     theta: Tensor,
     algorithm: Algorithm,
@@ -90,55 +90,57 @@ def unfold_together(
     *,
     runs: Sequence[str],
     models: Sequence[Tensor],
-    tape: TapeKind = "full",
-) -> list[Unfolded]:
+    tape: UpdateStorage = "full",
+) -> list[UnrolledResult]:
     """`unfold` for several runs in step, which a federation that trains them together does faster."""
     ask = partial(algorithm.request, outer=outer, path_gradient=adjoint == "first_order")
     with threads_for(len(federation.clients) * len(models[0])), ExitStack() as opened:
-        ways = [_WayThere(Server.start(model, algorithm), opened.enter_context(Tape(tape))) for model in models]
+        ways = [
+            _ForwardPass(Server.start(model, algorithm), opened.enter_context(UpdateStore(tape))) for model in models
+        ]
         for t, row in enumerate(theta):
             requests = [ask(run, t, way.server.model) for run, way in zip(runs, ways, strict=True)]
-            _go_on(ways, federation, requests, weights_of(row), algorithm)
+            _forward_round(ways, federation, requests, normalize_squares(row), algorithm)
         lasts = [federation.outer(ask(run, len(theta), way.server.model)) for run, way in zip(runs, ways, strict=True)]
         ways_back = [
-            _WayBack(way.layers, last.gradient, theta, algorithm, federation.lr, exact=adjoint == "exact")
+            _BackwardPass(way.layers, last.gradient, theta, algorithm, federation.lr, exact=adjoint == "exact")
             for way, last in zip(ways, lasts, strict=True)
         ]
         for _ in theta:
-            _go_back(ways_back, federation)
+            _backward_round(ways_back, federation)
         gradients = [way_back.gradients() for way_back in ways_back]
     return [
-        Unfolded(way.loss + last.loss, *found, way.server.model, tuple(way.set_aside))
+        UnrolledResult(way.loss + last.loss, *found, way.server.model, tuple(way.rejected))
         for way, last, found in zip(ways, lasts, gradients, strict=True)
     ]
 
 
 @dataclass
-class _WayThere:
+class _ForwardPass:
     """A run on its way forwards: where the server stands, and what has been met."""
 
     server: Server
-    tape: Tape
+    tape: UpdateStore
     layers: list[_Layer] = field(default_factory=list)
     loss: float = 0.0
     lengths: list[Tensor] = field(default_factory=list)
-    set_aside: list[SetAside] = field(default_factory=list)
+    rejected: list[RejectedUpdate] = field(default_factory=list)
 
 
-def _go_on(
-    ways: Sequence[_WayThere],
+def _forward_round(
+    ways: Sequence[_ForwardPass],
     federation: Federation,
-    requests: Sequence[RoundRequest],
+    requests: Sequence[TrainRequest],
     weights: Tensor,
     algorithm: Algorithm,
 ) -> None:
     """One round of every run."""
     reports = []
     for way, trained in zip(ways, train_all(federation, requests), strict=True):
-        sifted = algorithm.sift(trained, way.lengths)
+        sifted = algorithm.filter_updates(trained, way.lengths)
         reports.append(sifted.report)
         way.lengths.append(sifted.lengths)
-        way.set_aside += sifted.set_aside
+        way.rejected += sifted.rejected
         way.loss += sifted.report.outer_loss
         if not math.isfinite(way.loss):
             raise DivergenceError(
@@ -153,7 +155,7 @@ def _go_on(
         way.server = server
 
 
-class _WayBack:
+class _BackwardPass:
     """A run on its way back: λ from λ_T on, what later rounds put on a client's update before it is reached (`owed`),
     and the products ⟨ū, m_k⟩ met, which λ does not depend on: they are waited for only in the end, all at once.
     """
@@ -166,13 +168,13 @@ class _WayBack:
         with torch.enable_grad():
             self._theta = theta.detach().requires_grad_()
             present = torch.stack([layer.present for layer in layers])
-            self._alpha = coefficients(weights_of(self._theta), present, algorithm.absent)
+            self._alpha = coefficients(normalize_squares(self._theta), present, algorithm.absent)
         self._step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
         self._moments = tuple(torch.zeros_like(moment) for moment in layers[-1].moments)
         self._owed: dict[int, Tensor] = {}
         self._along: list[tuple[int, Tensor, Tensor]] = []
 
-    def through_server(self) -> _Layer:
+    def backward_server(self) -> _Layer:
         """From λ_{t+1} to w̄ and, where it is asked for, to q_k; gives the round that has been reached."""
         layer = self._layers.pop()
         if layer.direction is None:
@@ -212,9 +214,9 @@ class _WayBack:
         return gradient, (self._alpha.detach() * table).sum(1)
 
 
-def _go_back(ways: Sequence[_WayBack], federation: Federation) -> None:
+def _backward_round(ways: Sequence[_BackwardPass], federation: Federation) -> None:
     """One round of every run, backwards: the clients of all of them are asked at once."""
-    layers = [way.through_server() for way in ways]
+    layers = [way.backward_server() for way in ways]
     asked = [(way, layer) for way, layer in zip(ways, layers, strict=True) if way.exact and layer.present.any()]
     if asked:
         added = backprop_all(

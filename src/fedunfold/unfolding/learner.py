@@ -10,22 +10,22 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedunfold.checkpoints import Checkpoint
-from fedunfold.diagnosis import of_learning
-from fedunfold.errors import InputError
-from fedunfold.federation import Federation, runs_at_once
-from fedunfold.losses import OuterLoss, OuterName
-from fedunfold.rounds import Algorithm, check_algorithm
-from fedunfold.run_state import fingerprint
-from fedunfold.screening import SetAside
-from fedunfold.settings import is_count
-from fedunfold.threads import threads_for
-from fedunfold.unfolding.adam import EPSILON
-from fedunfold.unfolding.adjoint import AdjointKind, unfold_together
-from fedunfold.unfolding.progress import Progress
-from fedunfold.unfolding.tape import TapeKind
+from fedunfold.aggregation.screening import RejectedUpdate
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import Federation, max_parallel_runs
+from fedunfold.core.settings import is_count
+from fedunfold.core.task import OuterLoss, OuterName
+from fedunfold.core.threading import threads_for
+from fedunfold.core.warnings import of_learning
+from fedunfold.io.checkpoint import Checkpoint
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.training.loop import Algorithm, check_algorithm
+from fedunfold.training.state import fingerprint
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from fedunfold.unfolding.optimizer import EPSILON
+from fedunfold.unfolding.state import Progress
+from fedunfold.unfolding.update_store import UpdateStorage
 from fedunfold.version import VERSION
-from fedunfold.weighting.learned import LearnedWeights
 
 log = logging.getLogger(__name__)
 BETAS = {"adam": (0.9, 0.999), "rmsprop": (0.0, 0.9)}
@@ -63,7 +63,7 @@ class Learning:
     shared_rounds: int = 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     decay: Literal["none", "linear"] = "linear"
-    tape: TapeKind = "full"
+    tape: UpdateStorage = "full"
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -85,7 +85,7 @@ class Learning:
             raise InputError(f"the outer optimizer is 'adam' or 'rmsprop', not '{self.optimizer}'.")
         if self.decay not in ("none", "linear"):
             raise InputError(f"the outer step size has decay 'none' or 'linear', not '{self.decay}'.")
-        if self.tape not in get_args(TapeKind):
+        if self.tape not in get_args(UpdateStorage):
             raise InputError(f"the tape of updates is 'full', 'half' or on 'disk', not '{self.tape}'.")
         if self.step_sizes not in ("one", "learned"):
             raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
@@ -185,7 +185,7 @@ def learn(
                 progress.history[-1],
                 progress.optimizer.slopes[:, :-1],
                 EPSILON,
-                progress.set_aside,
+                progress.rejected,
                 rounds * learning.draws * len(progress.losses),
             ),
         )
@@ -202,14 +202,14 @@ def learn(
         on_iteration(so_far())
     try:
         for m in range(saved, learning.iterations):
-            loss, gradient, set_aside = _step(
+            loss, gradient, rejected = _step(
                 federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m, start
             )
             first = progress.losses[0] if progress.losses else loss
             gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
             after = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
             # In one step: Ctrl-C must not find an iteration without its counts.
-            progress = after.with_set_aside([keys.index(entry.client) for entry in set_aside])
+            progress = after.with_set_aside([keys.index(entry.client) for entry in rejected])
             keep()
             if on_iteration is not None:
                 on_iteration(so_far())
@@ -222,28 +222,28 @@ def learn(
 
 def _step(
     federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int, first: Tensor
-) -> tuple[float, Tensor, list[SetAside]]:
+) -> tuple[float, Tensor, list[RejectedUpdate]]:
     """The outer loss of iteration m and its gradient in (θ, σ), averaged over the draws, and who was set aside; `first`
     is the initial model of the first run."""
     theta, root = roots[:, :-1], roots[:, -1]
-    set_aside: list[SetAside] = []
+    rejected: list[RejectedUpdate] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
     runs = [f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}" for draw in range(learning.draws)]
-    at_once, resampled = runs_at_once(federation), learning.initial_model == "resample"
+    at_once, resampled = max_parallel_runs(federation), learning.initial_model == "resample"
     for begin in range(0, learning.draws, at_once):
         together = runs[begin : begin + at_once]
-        for found in unfold_together(
+        for found in unroll_and_grad(
             *(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint),
             runs=together,
             models=[federation.initial_model(run) if resampled else first for run in together],
             tape=learning.tape,
         ):
-            set_aside += found.set_aside
+            rejected += found.rejected
             loss += found.loss / learning.draws
             gradient[:, :-1] += found.gradient / learning.draws
             if learning.step_sizes == "learned":
                 gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
-    return loss, gradient, set_aside
+    return loss, gradient, rejected
 
 
 def _with_steps(algorithm: Algorithm, learning: Learning, roots: Tensor) -> Algorithm:

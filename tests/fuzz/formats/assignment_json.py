@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from fedunfold.environments import environment
-from fedunfold.experiments.reproduction.studies import read_assignment
+from fedunfold.config import environment
+from fedunfold.studies.reproduction.studies import read_assignment
 from tests.fuzz.judging import understood, written
 from tests.fuzz.mutation import of_json as mutate
 
@@ -14,7 +14,7 @@ def fuzz(data: bytes) -> bool:
     path = written("fuzzed.json", data)
 
     def use() -> None:
-        environment("dogs-a").with_(partition={"kind": "shares", "shares": read_assignment(path)})
+        environment("dogs-a").replace(partition={"kind": "shares", "shares": read_assignment(path)})
 
     return understood(use, "fuzzed.json", "field partition")
 

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 
 from fedunfold.cli import main
-from fedunfold.experiments import comparing, learning
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.training import compare, learn
 from tests.fuzz.judging import scratch
 from tests.fuzz.mutation import NUMBERS, TEXTS, of_bytes
 
@@ -65,7 +65,7 @@ def _home() -> Path:
 @contextlib.contextmanager
 def _brief() -> Iterator[None]:
     """Only what is over at once is worked off."""
-    run, compare, learn = comparing.run, comparing.compare, learning.learn_weights
+    run_once, compare_all, learn_weights = compare.run, compare.compare, learn.learn_weights
 
     def small(env: Any, *counts: int) -> None:
         if env.rounds > 3 or any(count > 2 for count in counts):
@@ -73,7 +73,7 @@ def _brief() -> Iterator[None]:
 
     def brief_run(env: Any, *rest: Any, **named: Any) -> Any:
         small(env)
-        return run(env, *rest, **named)
+        return run_once(env, *rest, **named)
 
     def brief_compare(env: Any, methods: Any, **named: Any) -> Any:
         small(
@@ -82,16 +82,16 @@ def _brief() -> Iterator[None]:
             len(methods),
             *(m.learning.iterations * m.learning.draws for m in methods if not m.rule),
         )
-        return compare(env, methods, **named)
+        return compare_all(env, methods, **named)
 
     def brief_learn(env: Any, **named: Any) -> LearnedWeights:
         small(env, named["learning"].iterations, named["learning"].draws)
-        return learn(env, **named)
+        return learn_weights(env, **named)
 
     with (
-        mock.patch.object(comparing, "run", brief_run),
-        mock.patch.object(comparing, "compare", brief_compare),
-        mock.patch.object(learning, "learn_weights", brief_learn),
+        mock.patch.object(compare, "run", brief_run),
+        mock.patch.object(compare, "compare", brief_compare),
+        mock.patch.object(learn, "learn_weights", brief_learn),
         contextlib.chdir(_home()),
     ):
         yield

@@ -9,9 +9,9 @@ from unittest import mock
 
 import tomli_w
 
+from fedunfold.config import Environment
+from fedunfold.core.params import model_factory
 from fedunfold.data import sources
-from fedunfold.environments import Environment
-from fedunfold.models import model_factory
 from tests.fuzz import mutation
 from tests.fuzz.formats import own_npz
 from tests.fuzz.judging import understood, written
@@ -23,7 +23,7 @@ name = "mine"
 rounds = 3
 batch_size = 4
 lr = 0.1
-sampled = 3
+clients_per_round = 3
 [model]
 hidden = [8, 4]
 [data]
@@ -56,7 +56,7 @@ def fuzz(data: bytes) -> bool:
 
 
 def seeds() -> Mapping[str, bytes]:
-    folder = resources.files("fedunfold.environments") / "bundled"
+    folder = resources.files("fedunfold.config") / "bundled"
     return {name: (folder / f"{name}.toml").read_bytes() for name in NAMES} | {"mine": MINE}
 
 

@@ -5,8 +5,8 @@ from random import Random
 
 import numpy as np
 
-from fedunfold.data.features.files import About, Features, Skipped, load_features, read_about, save_features
-from fedunfold.data.features.splitting import split, unit_rows
+from fedunfold.data.vision.files import About, Features, Skipped, load_features, read_about, save_features
+from fedunfold.data.vision.splitting import split, unit_rows
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood, written
 

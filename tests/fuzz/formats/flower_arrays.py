@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedunfold.flower.arrays import Layout, read_array
+from fedunfold.engines.flower.serialization import Layout, read_array
 from tests.fuzz.judging import understood_by_any
 from tests.fuzz.mutation import of_numpy as mutate
 

@@ -10,8 +10,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Wire
 from google.protobuf.message import DecodeError
 
-from fedunfold.flower.assignment import Assignment, Registration, Reply, UpdateRule, checked
-from fedunfold.flower.messages import (
+from fedunfold.engines.flower.schema import ClientDescription, ClientReply, TrainInstruction, UpdateRule, checked
+from fedunfold.engines.flower.wire import (
     assignment_record,
     read_assignment,
     read_registration,
@@ -19,11 +19,11 @@ from fedunfold.flower.messages import (
     registration_record,
     reply_record,
 )
-from fedunfold.updates import prox
+from fedunfold.local.optimizers import prox
 from tests.fuzz import mutation
 from tests.fuzz.judging import understood_by_any
 
-ASSIGNMENT = Assignment(
+ASSIGNMENT = TrainInstruction(
     run="trial-0", round=2, seed=1, lr=0.1, batch_size=8, epochs=2, update=UpdateRule.of(prox(0.1)), needs=("loss",)
 )
 MODEL = torch.linspace(-1, 1, 12)
@@ -42,7 +42,7 @@ HOSTILE: tuple[Any, ...] = (
     [1],
     [0.5],
 )
-SUBJECTS = ("request", "reply", "registration", "client", "number", "array", "record", "Assignment", "has ")
+SUBJECTS = ("request", "reply", "registration", "client", "number", "array", "record", "TrainInstruction", "has ")
 
 
 def fuzz(data: bytes) -> bool:
@@ -66,11 +66,11 @@ def record_of(data: bytes) -> RecordDict | None:
 
 
 def seeds() -> Mapping[str, bytes]:
-    reply = Reply({"loss": 1.5, "outer_loss": 2.5}, {"updates": MODEL})
+    reply = ClientReply({"loss": 1.5, "outer_loss": 2.5}, {"updates": MODEL})
     return {
         "request": on_wire(assignment_record(ASSIGNMENT, {"model": MODEL, "adjoint": MODEL.double()})),
         "reply": on_wire(reply_record(reply)),
-        "registration": on_wire(registration_record(Registration("site-a", (5, 0, 7), (8, 8)))),
+        "registration": on_wire(registration_record(ClientDescription("site-a", (5, 0, 7), (8, 8)))),
     }
 
 

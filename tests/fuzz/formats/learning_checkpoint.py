@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from fedunfold.checkpoints import Checkpoint
-from fedunfold.unfolding.progress import Progress
+from fedunfold.io.checkpoint import Checkpoint
+from fedunfold.unfolding.state import Progress
 from tests.fuzz.judging import resealed, scratch, understood, written
 from tests.fuzz.mutation import of_safetensors as mutate
 

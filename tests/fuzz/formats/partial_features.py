@@ -9,8 +9,8 @@ from random import Random
 
 import numpy as np
 
-from fedunfold.data.features.files import Skipped
-from fedunfold.data.features.partial import Batch, PartialResults
+from fedunfold.data.vision.files import Skipped
+from fedunfold.data.vision.partial import Batch, PartialResults
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from fedunfold.checkpoints import write_record
-from fedunfold.environments import environment
-from fedunfold.experiments.reproduction.records import TRIAL, Records, check_same
-from fedunfold.experiments.reproduction.studies import Case, Setting
+from fedunfold.config import environment
+from fedunfold.io.checkpoint import write_record
+from fedunfold.studies.reproduction.records import TRIAL, Records, check_same
+from fedunfold.studies.reproduction.studies import Setting, StudyCase
 from tests.fuzz.judging import resealed, scratch, understood_by_any
 from tests.fuzz.mutation import of_json as mutate
 
 __all__ = ["fuzz", "mutate", "seeds"]
 
-CASE = Case(environment("digits-flaky"))
+CASE = StudyCase(environment("digits-flaky"))
 
 
 def fuzz(data: bytes) -> bool:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import torch
 
-from fedunfold.checkpoints import Checkpoint
-from fedunfold.federation import Evaluation
-from fedunfold.run_state import RunState, load_states, save_states
-from fedunfold.screening import SetAside
+from fedunfold.aggregation.screening import RejectedUpdate
+from fedunfold.core.federation import Evaluation
+from fedunfold.io.checkpoint import Checkpoint
+from fedunfold.training.state import RunState, load_states, save_states
 from tests.fuzz.judging import resealed, scratch, understood, written
 from tests.fuzz.mutation import of_safetensors as mutate
 
@@ -35,7 +35,7 @@ def seeds() -> Mapping[str, bytes]:
     state = RunState(
         *(torch.ones(6), (torch.zeros(6),), {0: torch.ones(6)}, {"a": 1.5}, [weights], [present], [seen]),
         lengths=[torch.tensor([0.5, float("nan")]).double()],
-        set_aside=[SetAside(0, "b", "is too long")],
+        rejected=[RejectedUpdate(0, "b", "is too long")],
     )
     path = scratch() / "seed.safetensors"
     save_states(Checkpoint(path, "run", IDENTITY), [state])

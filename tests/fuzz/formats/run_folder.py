@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 from fedunfold.cli import main
-from fedunfold.environments import environment
-from fedunfold.experiments.theory import Constants, analyse_learned
-from fedunfold.report.run_folder import recorded, recorded_files
-from fedunfold.weighting.learned import LearnedWeights
+from fedunfold.config import environment
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.folder import recorded, recorded_files
+from fedunfold.studies.theory import Constants, analyse_learned
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood
 

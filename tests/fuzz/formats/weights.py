@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 import torch
 
-from fedunfold.experiments.methods import learned_method
-from fedunfold.rounds import Algorithm
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.training.loop import Algorithm
+from fedunfold.training.methods import learned_method
 from fedunfold.unfolding import Learning
-from fedunfold.weighting.learned import LearnedWeights
 from tests.fuzz.judging import resealed, scratch, understood, written
 from tests.fuzz.mutation import of_safetensors as mutate
 
@@ -20,7 +20,7 @@ def fuzz(data: bytes) -> bool:
 
     def use() -> None:
         learned = LearnedWeights.load(path)
-        learned_method(learned.applied_to(learned.keys[:1], 5, "", mapped=True))
+        learned_method(learned.adapt(learned.keys[:1], 5, "", mapped=True))
 
     return understood(use, "fuzzed.safetensors", "the weights", "the learned weights", "server", "update", "step size")
 

@@ -1,0 +1,1 @@
+"""From a round's updates to one direction: absent clients, robust means, rejection of bad updates."""

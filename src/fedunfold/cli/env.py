@@ -1,0 +1,136 @@
+"""`fedunfold env`: what federations there are, and what is in them."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedunfold.cli import options as opt
+from fedunfold.cli.env_new import new
+
+if TYPE_CHECKING:
+    from fedunfold.config import Environment
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, check and make environments.")
+app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine.toml")(new)
+
+
+@app.command("list", epilog="Example: fedunfold env list")
+def list_(format: opt.Format = "text") -> None:
+    """The environments that come with fedunfold."""
+    from rich.table import Table
+
+    from fedunfold.cli import console
+    from fedunfold.config import bundled, environment
+
+    found = [environment(name) for name in bundled()]
+    if format == "json":
+        console.print_json([{"name": env.name, "description": env.description} for env in found])
+        return
+    table = Table()
+    table.add_column("environment", no_wrap=True)
+    table.add_column("what it is")
+    for env in found:
+        table.add_row(env.name, env.description)
+    console.out.print(table)
+
+
+@app.command(epilog="Example: fedunfold env show digits-flaky > mine.toml")
+def show(env: opt.Env, format: opt.Format = "text") -> None:
+    """The environment as TOML: a start for one of your own."""
+    from fedunfold.cli import console
+    from fedunfold.config import environment
+
+    found = environment(env)
+    if format == "json":
+        console.print_json(found.model_dump(mode="json"))
+    else:
+        typer.echo(found.to_toml(), nl=False)
+
+
+@app.command(epilog="Example: fedunfold env check mine.toml")
+def check(env: opt.Env, format: opt.Format = "text") -> None:
+    """Load an environment's data, show who holds what and how unlike clients are; an error says what to mend."""
+    from dataclasses import asdict
+
+    from fedunfold.cli import console
+    from fedunfold.config import environment
+    from fedunfold.config.heterogeneity import Heterogeneity
+    from fedunfold.config.recommendation import outlook
+
+    found = environment(env)
+    data = found.load()
+    heterogeneity = Heterogeneity.of(found, data)
+    expected = outlook(heterogeneity)
+    total = sum(data.sizes)
+    clients: list[dict[str, Any]] = [
+        {
+            "key": client.key,
+            "samples": size,
+            "label_counts": counts.tolist(),
+            "divergence": heterogeneity.divergence[client.key],
+            "epochs": client.epochs,
+            "participation_probability": client.participation_probability,
+        }
+        for client, size, counts in zip(found.clients, data.sizes, data.label_counts, strict=True)
+    ]
+    if format == "json":
+        console.print_json(
+            {
+                "environment": found.name,
+                "test_samples": len(data.y_test),
+                "classes": [found.class_name(c) for c in range(data.classes)],
+                "clients": clients,
+                "heterogeneity": asdict(heterogeneity),
+                "outlook": asdict(expected),
+            }
+        )
+        return
+    console.out.print(
+        console.clients_table(
+            (
+                client["key"],
+                str(client["samples"]),
+                f"{100 * client['samples'] / total:.1f} %",
+                _labels(found, client["label_counts"]),
+                f"{client['divergence']:.2f}",
+                _epochs(client["epochs"]),
+                f"{client['participation_probability']:g}",
+            )
+            for client in clients
+        )
+    )
+    console.say(
+        f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
+        f"{data.classes} classes, {found.rounds} rounds; ready."
+    )
+    console.say(
+        f"The largest client has {heterogeneity.size_ratio:.3g} times the samples of the smallest; in a round "
+        f"{heterogeneity.expected_present:.3g} clients are expected, with probability {heterogeneity.nobody:.2g} none."
+    )
+    console.say(f"Are learned weights likely to help? {_ANSWERS[expected.learned_weights]}")
+    for line in (*expected.reasons, *expected.warnings):
+        console.say(f"  - {line}")
+    console.say(f"`fedunfold compare {shlex.quote(env)}` tells how much.")
+
+
+_ANSWERS = {
+    "likely": "Likely: where clients were like this they gained over FedAvg, unless the task was easy for it.",
+    "perhaps": "Perhaps: where clients were like this the gain was small, or only sometimes there.",
+    "unlikely": "Not likely: begin with FedAvg, which costs nothing to learn.",
+}
+
+
+def _labels(env: "Environment", counts: list[int]) -> str:
+    """The classes a client holds, as a short list."""
+    held = [env.class_name(label) for label, count in enumerate(counts) if count]
+    if len(held) == len(counts):
+        return "all"
+    return ", ".join(held[:10]) + (f", … ({len(held)})" if len(held) > 10 else "")
+
+
+def _epochs(epochs: int | tuple[int, ...]) -> str:
+    """One number, or the range over the rounds."""
+    if isinstance(epochs, int):
+        return str(epochs)
+    return f"{min(epochs)}–{max(epochs)}"

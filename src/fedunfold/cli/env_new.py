@@ -1,0 +1,200 @@
+"""`fedunfold env new`: an environment file from own data."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedunfold.cli import options as opt
+from fedunfold.cli.prompts import Answers, by_client, widths
+from fedunfold.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fedunfold.cli.import_source import ImportSummary
+    from fedunfold.config.template import Draft
+
+
+def _option(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(f"--{name}", help=help, **more)
+
+
+def new(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SOURCE]", help="An .npz, a folder of CSVs (one a client), or images: client/class/…"),
+    ] = None,
+    dataset: Annotated[str | None, _option("dataset", "Instead: a Hugging Face data set, or its local files.")] = None,
+    out: Annotated[Path | None, _option("out", "The environment to write; data go beside it.", metavar="FILE")] = None,
+    name: Annotated[str | None, _option("name", "What the environment is called.")] = None,
+    label: Annotated[str | None, _option("label", "The column to predict.", metavar="COLUMN")] = None,
+    test: Annotated[
+        str | None,
+        _option(
+            "test", "Part of each client's rows to test on, or the file, folder or split.", metavar="FRACTION|FILE"
+        ),
+    ] = None,
+    drop: Annotated[list[str] | None, _option("drop", "A column to leave out.", metavar="COLUMN")] = None,
+    scaling: Annotated[
+        Literal["standard", "none"] | None, _option("scaling", "Whether numbers are standardised; standard.")
+    ] = None,
+    size: Annotated[int | None, _option("size", "Pixels a side that images are made; 28.", min=1, max=512)] = None,
+    colour: Annotated[Literal["grey", "rgb"] | None, _option("colour", "Which pixels are taken; grey.")] = None,
+    model: Annotated[
+        str | None, _option("model", "Features of this vision transformer in place of pixels (extra vision).")
+    ] = None,
+    partitioner: Annotated[
+        str | None, _option("partitioner", "How undivided data are dealt: iid, dirichlet:alpha=0.3, …", metavar="PART")
+    ] = None,
+    clients: Annotated[int | None, _option("clients", "Among how many clients.", min=1)] = None,
+    rounds: Annotated[int | None, _option("rounds", "Rounds of training.", min=1)] = None,
+    batch_size: Annotated[int | None, _option("batch-size", "Samples in a local step.", min=1)] = None,
+    lr: Annotated[float | None, _option("lr", "Local learning rate.")] = None,
+    epochs: Annotated[
+        list[str] | None, _option("epochs", "Local epochs of all, or of one client.", metavar="[CLIENT=]N")
+    ] = None,
+    hidden: Annotated[str | None, _option("hidden", "Widths of hidden layers: 32 or 64,32 or none.")] = None,
+    participation_probability: Annotated[
+        list[str] | None,
+        _option("participation_probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
+    ] = None,
+    seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
+    overwrite: Annotated[bool, _option("overwrite", "Replace files that are there already.")] = False,
+    yes: Annotated[bool, _option("yes", "Ask nothing; take the defaults.")] = False,
+    format: opt.Format = "text",
+) -> None:
+    """Write an environment for your own data, and the data as one .npz where they are not.
+
+    What is not given is asked for on a terminal, with a default; elsewhere the default is taken.
+    """
+    from fedunfold.cli.import_source import WORDS, ImportSource
+
+    given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
+    given |= {"model": model, "partitioner": partitioner, "clients": clients}
+    answers = Answers(yes or format == "json")
+    own = ImportSource.of(source, dataset, given, answers, seed)
+    name = answers.about("--name", "name of the environment", name, own.default_name(), str)
+    out = _free(out or Path(f"{own.file_name(name)}.toml"), own.kind != "npz", overwrite)
+    found = own.find(out)
+    for_all, own_epochs = by_client("--epochs", epochs or (), int)
+    draft = _draft(name, f"Made from {WORDS[own.kind]}.", found, own_epochs, participation_probability or (), seed)
+    draft = _training(
+        draft, answers, rounds=rounds, batch_size=batch_size, lr=lr, epochs=for_all, hidden=hidden and widths(hidden)
+    )
+    files = _write(out, draft, found)
+    _tell(out, found, files, format)
+
+
+def _free(out: Path, with_data: bool, overwrite: bool) -> Path:
+    """Refuse before any work what would be lost."""
+    if out.suffix != ".toml":
+        raise InputError(f"--out {out}: an environment's file ends in .toml; name it so.")
+    for path in (out, *((out.with_suffix(".npz"), _recipe(out)) if with_data else ())):
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} exists already; choose another --out, or replace it with --overwrite.")
+    return out
+
+
+def _recipe(out: Path) -> Path:
+    return out.with_suffix(".columns.json")
+
+
+def _draft(
+    name: str,
+    description: str,
+    found: "ImportSummary",
+    epochs: Mapping[str, int],
+    participation_probability: Sequence[str],
+    seed: int,
+) -> "Draft":
+    """The environment with the training that suits the data."""
+    from fedunfold.config.template import Draft, suggested
+
+    for_all, own_reliability = by_client("--reliability", participation_probability, float)
+    for option, single in (("--epochs", epochs), ("--reliability", own_reliability)):
+        for client in sorted(single.keys() - set(found.clients)):
+            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
+    return Draft(
+        name=name,
+        description=description,
+        data=found.data,
+        partition=found.partition,
+        clients=found.clients,
+        training=suggested(found.sizes, found.features),
+        epochs=epochs,
+        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_reliability,
+        class_names=found.classes if found.gathered is not None else None,
+        seed=seed,
+    )
+
+
+def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
+    """The draft with what was given or answered in the place of what suits the data."""
+    questions = (
+        ("rounds", "--rounds", "rounds of training", int),
+        ("batch_size", "--batch-size", "samples in a local step", int),
+        ("lr", "--lr", "local learning rate", float),
+        ("epochs", "--epochs", "local epochs a round", int),
+        ("hidden", "--hidden", "widths of hidden layers, or none", widths),
+    )
+    chosen = {
+        field: answers.about(option, question, given[field], getattr(draft.training, field), read)
+        for field, option, question, read in questions
+    }
+    return replace(draft, training=replace(draft.training, **chosen))
+
+
+def _write(out: Path, draft: "Draft", found: "ImportSummary") -> list[Path]:
+    """The environment, after its data; what does not fit is refused before anything is written."""
+    from fedunfold.config import Environment
+    from fedunfold.data.importers.export import write_npz, write_recipe
+    from fedunfold.io.atomic import write_atomically
+
+    text = draft.to_toml()
+    Environment.parse(text, out)
+    gathered = found.gathered
+    files = [out]
+
+    def write(temporary: Path) -> None:
+        """The file is on the disk before the data take their place, and takes its own last."""
+        temporary.write_text(text, encoding="utf-8")
+        if gathered is None:
+            return
+        write_npz(out.with_suffix(".npz"), gathered)
+        files.append(out.with_suffix(".npz"))
+        if gathered.recipe is not None:
+            write_recipe(_recipe(out), gathered)
+            files.append(_recipe(out))
+
+    write_atomically(out, write)
+    return files
+
+
+def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], format: opt.Format) -> None:
+    from fedunfold.cli import console
+
+    commands = [shlex.join(["fedunfold", *words, str(out)]) for words in (("env", "check"), ("learn",))]
+    if format == "json":
+        console.print_json(
+            {
+                "files": [str(path) for path in files],
+                "clients": dict(zip(found.clients, found.sizes, strict=True)),
+                "test_samples": found.test_samples,
+                "features": found.features,
+                "classes": found.classes,
+                "notes": list(found.notes),
+                "next": commands,
+            }
+        )
+        return
+    for note in found.notes:
+        console.say(note)
+    console.say(
+        f"wrote {', '.join(map(str, files))}: {len(found.clients)} clients, {sum(found.sizes)} training and "
+        f"{found.test_samples} test samples, {found.features} features, {len(found.classes)} classes."
+    )
+    console.say("next:")
+    for command in commands:
+        console.say(f"  {command}")

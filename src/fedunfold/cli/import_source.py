@@ -1,0 +1,274 @@
+"""The source that `fedunfold env new` was given: which kind it is, and what is in it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedunfold.cli.prompts import Answers
+from fedunfold.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fedunfold.data.importers.image_transform import ImageTransform
+    from fedunfold.data.importers.imported import ImportedData
+    from fedunfold.data.importers.partition_spec import PartitionSpec
+
+Kind = Literal["npz", "tables", "images", "dataset"]
+WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
+# Which options say something about which kind of source.
+ABOUT: dict[str, tuple[Kind, ...]] = {
+    "label": ("tables", "dataset"),
+    "test": ("tables", "images", "dataset"),
+    "drop": ("tables", "dataset"),
+    "scaling": ("tables", "dataset"),
+    "size": ("images", "dataset"),
+    "colour": ("images", "dataset"),
+    "model": ("images", "dataset"),
+    "partitioner": ("npz", "dataset"),
+    "clients": ("npz", "dataset"),
+}
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class ImportSummary:
+    """What an environment has to say about the data: arrays to write, or an .npz that stays where it is."""
+
+    gathered: "ImportedData | None"
+    data: str
+    partition: Mapping[str, Any]
+    clients: tuple[str, ...]
+    sizes: tuple[int, ...]
+    test_samples: int
+    features: int
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImportSource:
+    """Where the data are, and what was said about them."""
+
+    kind: Kind
+    place: str
+    given: Mapping[str, Any]
+    answers: Answers
+    seed: int
+
+    @classmethod
+    def of(
+        cls, source: Path | None, dataset: str | None, given: Mapping[str, Any], answers: Answers, seed: int
+    ) -> "ImportSource":
+        kind = _kind(source, dataset)
+        said = {option: value for option, value in given.items() if value is not None and value != []}
+        for option in said:
+            if kind not in ABOUT[option]:
+                about = " or ".join(WORDS[other] for other in ABOUT[option])
+                raise InputError(f"--{option} is about {about}; leave it out for {WORDS[kind]}.")
+        return cls(kind, str(source) if dataset is None else dataset, said, answers, seed)
+
+    def default_name(self) -> str:
+        return self.file_name(Path(self.place).expanduser().resolve().stem)
+
+    @staticmethod
+    def file_name(name: str) -> str:
+        from fedunfold.data.importers.imported import client_key
+
+        return client_key(name) or "mine"
+
+    def find(self, out: Path) -> ImportSummary:
+        """Read everything, for an environment file `out`."""
+        if self.kind == "npz":
+            return self._npz(out)
+        from fedunfold.data.federated import FederatedData
+
+        gathered = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
+        data = FederatedData.from_clients(gathered.clients, gathered.test, len(gathered.classes))  # the last checks
+        return ImportSummary(
+            gathered,
+            out.with_suffix(".npz").name,
+            {"kind": "given"},
+            data.keys,
+            data.sizes,
+            len(data.y_test),
+            data.x[0].numel(),
+            gathered.classes,
+            gathered.notes,
+        )
+
+    def _npz(self, out: Path) -> ImportSummary:
+        from fedunfold.data.config import DirichletPartition, GivenPartition, IidPartition, NpzSource, divide
+
+        path = Path(self.place)
+        keys = _npz_clients(path)
+        partition: GivenPartition | IidPartition | DirichletPartition = GivenPartition()
+        if keys is None:
+            dealing, count = self._dealing()
+            keys = tuple(f"client-{k}" for k in range(count))
+            if dealing.kind == "iid":
+                partition = IidPartition(seed=self.seed)
+            elif dealing.kind == "dirichlet":
+                partition = DirichletPartition(alpha=dealing.value, seed=self.seed)
+            else:
+                raise InputError(
+                    "--partitioner: an .npz is dealt by iid or dirichlet:alpha=0.3, or by editing the file."
+                )
+        elif self.given:
+            option = next(iter(self.given))
+            raise InputError(f"--{option}: {path} has arrays for each client, so it is divided; leave it out.")
+        data = divide(NpzSource(path=str(path.resolve())), partition, keys, Path())
+        return ImportSummary(
+            None,
+            os.path.relpath(path, out.parent),
+            partition.model_dump(),
+            data.keys,
+            data.sizes,
+            len(data.y_test),
+            data.x[0].numel(),
+            tuple(str(c) for c in range(data.classes)),
+        )
+
+    def _tables(self) -> "ImportedData":
+        from fedunfold.data.importers.csv import TableFolder, guessed_label
+        from fedunfold.data.importers.tabular import encode
+
+        given = self._given_test()
+        folder = TableFolder.listed(Path(self.place), Path(given) if isinstance(given, str) else None)
+        if isinstance(given, float) and folder.test is not None:
+            raise InputError(f"--test: {folder.test.name} is the test set; leave out the fraction, or move the file.")
+        columns = next(iter(folder.clients.values())).columns
+        label = self._label(guessed_label(columns), columns)
+        test = folder.test if folder.test is not None else self._fraction(given)
+        made = encode(folder.clients, test, label, seed=self.seed, **self._of_columns())
+        return replace(made, notes=(_on_label(label, made), *made.notes))
+
+    def _images(self) -> "ImportedData":
+        from fedunfold.cli import console
+        from fedunfold.data.importers import image_folders
+
+        root, given = Path(self.place), self._given_test()
+        own = next((path for path in image_folders.subfolders(root) if path.name.lower() == image_folders.TEST), None)
+        if isinstance(given, float) and own is not None:
+            raise InputError(f"--test: {own} is the test set; leave out the fraction, or move the folder.")
+        test = Path(given) if isinstance(given, str) else own if own is not None else self._fraction(given)
+        with console.progress() as bars:
+            task = bars.add_task("images", total=None, note="")
+
+            def show(done: int, total: int) -> None:
+                bars.update(task, completed=done, total=total)
+
+            made = image_folders.gather(root, self._look(), test, seed=self.seed, on_progress=show)
+        return replace(made, notes=(_on_label("class folders", made), *made.notes))
+
+    def _dataset(self) -> "ImportedData":
+        from fedunfold.data.importers.huggingface import HubData
+
+        dealing, count = self._dealing()
+        given = self._given_test()
+        data = HubData.loaded(self.place, given if isinstance(given, str) else None)
+        if isinstance(given, float):
+            data = replace(data, test=None)
+        label = self._label(data.guessed_label(), data.train.columns)
+        fraction = self._fraction(given) if data.test is None else TEST_FRACTION
+        images = data.train.image is not None
+        for option in ("size", "colour", "model") if not images else ("drop", "scaling"):
+            if option in self.given:
+                raise InputError(f"--{option}: says nothing about {'images' if images else 'tables'}; leave it out.")
+        made = data.gather(
+            dealing,
+            None if dealing.kind == "natural" else count,
+            label,
+            fraction,
+            self._look() if images else None,
+            seed=self.seed,
+            **self._of_columns(),
+        )
+        return replace(made, notes=(_on_label(label, made), *made.notes))
+
+    def _of_columns(self) -> dict[str, Any]:
+        return {option: self.given[option] for option in ("drop", "scaling") if option in self.given}
+
+    def _given_test(self) -> float | str | None:
+        """The fraction or the place that --test names."""
+        text = self.given.get("test")
+        try:
+            return None if text is None else float(text)
+        except ValueError:
+            return str(text)
+
+    def _fraction(self, given: float | str | None) -> float:
+        said = given if isinstance(given, float) else None
+        return self.answers.about("--test", "part of each client's rows to test on", said, TEST_FRACTION, float)
+
+    def _label(self, guess: str, columns: Sequence[str]) -> str:
+        question = f"column to predict ({', '.join(columns)})"
+        given: str | None = self.given.get("label")
+        return self.answers.about("--label", question, given, guess, str)
+
+    def _dealing(self) -> "tuple[PartitionSpec, int]":
+        from fedunfold.data.importers.partition_spec import dealing
+
+        given = self.given.get("partitioner")
+        question = "how rows are dealt to clients, such as iid or dirichlet:alpha=0.3"
+        chosen = self.answers.about("--partitioner", question, given and dealing(given), None, dealing)
+        if chosen.kind == "natural":
+            if "clients" in self.given:
+                raise InputError("--clients: the natural partitioner takes them from its column; leave it out.")
+            return chosen, 0
+        return chosen, self.answers.about("--clients", "how many clients", self.given.get("clients"), None, int)
+
+    def _look(self) -> "ImageTransform":
+        from fedunfold.data.importers import image_transform
+
+        if "model" not in self.given:
+            return image_transform.pixels(self.given.get("size", 28), self.given.get("colour", "grey"))
+        for option in ("size", "colour"):
+            if option in self.given:
+                raise InputError(f"--{option} is about pixels; leave it out beside --model.")
+        return image_transform.backbone(self.given["model"])
+
+
+def _kind(source: Path | None, dataset: str | None) -> Kind:
+    from fedunfold.data.importers.csv import csv_files
+    from fedunfold.data.importers.image_folders import subfolders
+
+    if (source is None) == (dataset is None):
+        raise InputError(
+            "give a SOURCE (an .npz, a folder of CSV files or of image folders) or --dataset, one of them."
+        )
+    if source is None:
+        return "dataset"
+    if not source.exists():
+        raise InputError(f"{source} does not exist; check the path.")
+    if source.is_file():
+        if source.suffix.lower() == ".npz":
+            return "npz"
+        hint = (
+            "a folder with one CSV file for each client" if source.suffix.lower() == ".csv" else "an .npz or a folder"
+        )
+        raise InputError(f"{source} is a single file of another kind; give {hint}.")
+    if csv_files(source):
+        return "tables"
+    if subfolders(source):
+        return "images"
+    raise InputError(f"{source} has neither CSV files nor folders of images (client/class/…); check the path.")
+
+
+def _npz_clients(path: Path) -> tuple[str, ...] | None:
+    """The clients that an .npz has arrays for, or None where it has x_train and is still to be divided."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not an .npz file or is cut short; make it again.") from error
+    if "x_train" in names:
+        return None
+    return tuple(sorted(name[2:] for name in names if name.startswith("x_") and name != "x_test"))
+
+
+def _on_label(label: str, made: "ImportedData") -> str:
+    names = ", ".join(made.classes[:8]) + (", …" if len(made.classes) > 8 else "")
+    return f"{len(made.classes)} classes from {label}: {names}."

@@ -1,0 +1,60 @@
+"""`--track`: who hears of a run beside the terminal."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedunfold.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fedunfold.cli.console import ProgressTracker
+    from fedunfold.config import Environment
+    from fedunfold.runs.folder import RunFolder
+    from fedunfold.tracking import Callback, CallbackList
+
+RUNS = Path("runs")
+
+
+def trackers(
+    progress: "ProgressTracker", environment: "Environment", folder: "RunFolder | None", asked: Sequence[str] | None
+) -> "CallbackList":
+    """The terminal, the live file where the run has a folder, and what was asked for, under the folder's name."""
+    from fedunfold.cli import console
+    from fedunfold.tracking import CallbackList
+    from fedunfold.tracking.jsonl import PROGRESS, JsonLines
+
+    name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
+    live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
+    return CallbackList(progress, *live, *(_tracker(where, name) for where in asked or ()), say=console.warn)
+
+
+def tell_kept(tracker: "Callback", folder: "RunFolder") -> None:
+    """Name the files in the folder, once they are written."""
+    from fedunfold.runs.folder import recorded_files
+
+    tracker.kept(recorded_files(folder.path))
+
+
+def _tracker(asked: str, name: str) -> "Callback":
+    from fedunfold.tracking.mlflow import MLflow
+    from fedunfold.tracking.tensorboard import TensorBoard
+    from fedunfold.training.methods import unknown
+
+    kind, _, where = asked.partition(":")
+    if kind == "tensorboard":
+        return TensorBoard(_free(Path(where) if where else RUNS / "tensorboard", name))
+    if kind == "mlflow":
+        # MLflow's own variable counts as it does for all its tools.
+        store = where or os.environ.get("MLFLOW_TRACKING_URI") or str(RUNS / "mlflow.db")
+        return MLflow(store if "://" in store else Path(store), name)
+    raise InputError(unknown("tracker", kind, ["tensorboard", "mlflow"]))
+
+
+def _free(logs: Path, name: str) -> Path:
+    """A folder of its own for every run: TensorBoard would draw two in one as a single zigzag."""
+    path, number = logs / name, 1
+    while path.exists():
+        number += 1
+        path = logs / f"{name}-{number}"
+    return path

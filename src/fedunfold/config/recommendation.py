@@ -1,0 +1,86 @@
+"""Whether learned weights are likely to help a federation, judged by what is heterogeneous about it.
+
+A hint, not a bound; docs/results/outlook sets it beside what was gained, over FedAvg in ten rounds:
+
+- Classes that one client holds alone: learned weights gained in every run, though in some next to nothing, and most
+  where several classes were held so.
+- Labels that differ without that: a large gain in one run, next to nothing in the others, so perhaps.
+- Epochs or reliabilities that differ by much: a few points on MNIST and on the digits.
+- Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold` gained some points there too,
+  for it also learns the server's steps, and where many are absent it gained by remembering them.
+- On an easy task nothing was gained without sole classes: FedAvg had left nothing to gain. That is not to be seen from
+  the clients, so even what is likely may not come true.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedunfold.config.heterogeneity import Heterogeneity
+
+Verdict = Literal["likely", "perhaps", "unlikely"]
+
+DIVERGENCE = 0.3  # from here on perhaps
+SIZES = 4.0  # likewise
+EPOCHS = (1.5, 2.0)  # from the first on perhaps, from the second on likely
+RELIABILITY = (0.25, 0.5)
+ABSENT = 0.75  # part of the clients in a round from which on down absences matter
+OFTEN = 0.05  # rounds without anybody that are worth a warning
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Whether learned weights are likely to help, with the reasons in plain words."""
+
+    learned_weights: Verdict
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def outlook(found: Heterogeneity) -> Outlook:
+    """The most that labels, epochs, reliabilities and sizes let expect, with all that counts as its reasons."""
+    if len(found.divergence) == 1:
+        return Outlook("unlikely", ("there is one client, so there is nothing to weigh.",))
+    likely: list[str] = []
+    perhaps: list[str] = []
+    if held := _by_client(found.sole_holders):
+        likely.append(f"some classes are at one client alone, whose weight decides how they are learned: {held}.")
+    if found.mean_divergence >= DIVERGENCE:
+        furthest = max(found.divergence, key=lambda key: found.divergence[key])
+        perhaps.append(
+            f"labels differ: on average a client is {found.mean_divergence:.2f} away from the pooled distribution, "
+            f"{furthest} {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
+        )
+    epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
+    _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)
+    flaky = f"some clients are there more often than others: reliabilities are {found.reliability_spread:.2g} apart."
+    _sort(found.reliability_spread, RELIABILITY, flaky, likely, perhaps)
+    if found.size_ratio >= SIZES:
+        perhaps.append(f"the largest client has {found.size_ratio:.3g} times the samples of the smallest.")
+    if found.expected_present <= ABSENT * len(found.divergence):
+        perhaps.append(
+            f"only {found.expected_present:.3g} of {len(found.divergence)} clients are expected in a round; "
+            "the method fedunfold also remembers the absent ones' last updates."
+        )
+    warnings = []
+    if found.nobody >= OFTEN:
+        warnings.append(f"in {100 * found.nobody:.0f} % of the rounds nobody is there, and the model stays as it is.")
+    if likely or perhaps:
+        return Outlook("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
+    alike = "clients are alike in labels, sizes and epochs, and there when needed: weights by size are hard to beat."
+    return Outlook("unlikely", (alike,), tuple(warnings))
+
+
+def _sort(value: float, levels: tuple[float, float], reason: str, likely: list[str], perhaps: list[str]) -> None:
+    if value >= levels[0]:
+        (likely if value >= levels[1] else perhaps).append(reason)
+
+
+def _by_client(sole_holders: dict[str, str], most: int = 6) -> str:
+    """``site-a (2, 9), site-b (4)``; a long list is cut."""
+    held: dict[str, list[str]] = {}
+    for name, client in sole_holders.items():
+        held.setdefault(client, []).append(name)
+    parts = [
+        f"{client} ({', '.join(names[:most])}{', …' if len(names) > most else ''})" for client, names in held.items()
+    ]
+    return ", ".join(parts[:most]) + (", …" if len(parts) > most else "")

@@ -1,9 +1,0 @@
-"""Images as features of a frozen backbone: computed once from a folder, then read like any other dataset.
-
-`extraction.extract` makes such a file and needs the extra `vision`; reading one needs nothing but numpy.
-"""
-
-from fedunfold.data.features.files import Features, load_features
-from fedunfold.data.features.splitting import split
-
-__all__ = ["Features", "load_features", "split"]

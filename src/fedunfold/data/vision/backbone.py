@@ -1,0 +1,131 @@
+"""The frozen vision transformer, from the Hugging Face hub or a local folder."""
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from fedunfold.core.errors import InputError
+from fedunfold.data.npz import first_line
+from fedunfold.data.vision.preprocessing import Preprocessing
+
+# What transformers and the hub raise for a wrong name, no network (also RuntimeError) or a broken folder.
+NOT_LOADED = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError)
+
+
+def require_extra() -> None:
+    """Say how to install what is missing before any work is done."""
+    for package in ("transformers", "PIL"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise InputError(
+                "image features need transformers and pillow; run: pip install 'fedunfold[vision]'"
+            ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A model that is only evaluated, its preprocessing, and a digest of both."""
+
+    model: Any
+    preprocessing: Preprocessing
+    digest: str
+    device: torch.device
+
+    @classmethod
+    def load(cls, name: str, device: torch.device) -> "Backbone":
+        """Load the weights in float32 from safetensors files; code that a repository brings is never run."""
+        require_extra()
+        transformers: Any = importlib.import_module("transformers")
+        folder = Path(name).expanduser()
+        local = folder.is_dir()
+        source = str(folder) if local else name
+        try:
+            with _quiet(transformers):
+                # First, because it says most clearly what is wrong with a name or the network.
+                transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+                config, _ = transformers.ImageProcessingMixin.get_image_processor_dict(source)
+                model, loading = transformers.AutoModel.from_pretrained(
+                    source,
+                    dtype=torch.float32,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
+        except (*NOT_LOADED, SafetensorError) as error:
+            remedy = (
+                "the folder needs config.json, preprocessor_config.json and model.safetensors"
+                if local
+                else "check the name and the network, or give a local folder with the model"
+            )
+            raise InputError(f"model {name} cannot be loaded ({first_line(error)}); {remedy}.") from error
+        _check(name, model, loading["missing_keys"])
+        preprocessing = Preprocessing.from_config(config, f"model {name}")
+        digest = _digest(model, preprocessing, loading["missing_keys"])
+        return cls(model.to(device).eval(), preprocessing, digest, device)
+
+    def features(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The CLS token of the last hidden state, [images, D]."""
+        try:
+            with torch.inference_mode():
+                hidden = self.model(pixel_values=torch.from_numpy(pixels).to(self.device)).last_hidden_state
+                result: NDArray[np.float32] = hidden[:, 0].float().cpu().numpy()
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"{len(pixels)} images at once do not fit into the memory of {self.device}; "
+                "lower --batch-size and run it again."
+            ) from error
+        except ValueError as error:  # such as an image size the model was not made for
+            raise InputError(f"the model refuses its input ({first_line(error)}).") from error
+        return result
+
+
+def _check(name: str, model: Any, missing: set[str]) -> None:
+    """Refuse what would give features that mean nothing."""
+    absent = sorted(key for key in missing if "pooler" not in key)  # the pooler is not used here
+    if absent:
+        raise InputError(f"model {name} lacks {len(absent)} of its weights, such as {absent[0]}.")
+    if not any(key.endswith("cls_token") for key, _ in model.named_parameters()):
+        raise InputError(f"model {name} has no CLS token; choose a vision transformer such as ViT or DeiT.")
+    if hasattr(model.config, "mask_ratio"):
+        raise InputError(f"model {name} masks its input at random; choose one that sees the whole image.")
+
+
+def _digest(model: Any, preprocessing: Preprocessing, missing: set[str]) -> str:
+    """SHA-256 of the weights read from file and the preprocessing."""
+    content = hashlib.sha256(preprocessing.model_dump_json().encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        if key not in missing:
+            content.update(key.encode())
+            content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return content.hexdigest()
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No log lines; download bars only where someone watches. What goes wrong is told by the error."""
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    loggers = (transformers.utils.logging, hub.logging)
+    before = [logger.get_verbosity() for logger in loggers]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.set_verbosity(50)  # critical
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.set_verbosity(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,149 @@
+"""Feature files: .npz or .safetensors, both with x, y, name and synset, neither ever unpickled.
+
+`x[N, D]` are the features, `y[N]` the class numbers, `name[N]` the image files and `synset[C]` the classes in
+the order of their numbers. A file made here also says how, in `about`; one made elsewhere need not.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save as serialize
+
+from fedunfold.core.errors import InputError
+from fedunfold.data import arrays
+from fedunfold.data.npz import NUMBERS_AND_TEXT, first_line, read_npz
+from fedunfold.io.atomic import write_atomically
+from fedunfold.io.safetensors import UNREADABLE, open_tensors
+
+ENDINGS = (".npz", ".safetensors")
+METADATA = "fedunfold.features"  # one entry only: safetensors writes several in no fixed order
+KINDS = {"x": "f", "y": "ui", "name": "U", "synset": "U"}
+KIND_WORDS = {"f": "floats", "ui": "integers", "U": "text"}
+
+StoredType = Literal["float16", "float32"]
+
+
+class Skipped(NamedTuple):
+    """A file of the image folder that has no row, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """One row a sample: `x[N, D]` finite, `y[N]` in [0, C), the N image names and the C class names."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class About:
+    """How a file was made: the model, digests of what went in, the stored type and what was left out."""
+
+    model: str
+    images: str
+    backbone: str
+    dtype: str
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "About":
+        fields = json.loads(text)
+        skipped = tuple(Skipped(str(name), str(reason)) for name, reason in fields.pop("skipped"))
+        return cls(**fields, skipped=skipped)
+
+
+def load_features(path: str | Path) -> Features:
+    """Read and check a feature file, x as float32 and y as int64."""
+    return _checked(Path(path), _read(Path(path)))
+
+
+def read_about(path: Path) -> About | None:
+    """How the file was made, where it says so."""
+    text = _read(path).get("about")
+    if text is None:
+        return None
+    try:
+        return About.from_json(str(text))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def check_ending(path: Path) -> None:
+    if path.suffix not in ENDINGS:
+        raise InputError(f"{path}: a feature file ends in {' or '.join(ENDINGS)}; change its name.")
+
+
+def save_features(path: Path, features: Features, about: About) -> None:
+    """Write the file in one piece; the same content gives the same bytes."""
+    check_ending(path)
+    with np.errstate(over="ignore"):  # what is too large for float16 becomes inf and is named below
+        x = features.x.astype(about.dtype)
+    finite = np.isfinite(x).all(axis=1)
+    if not finite.all():
+        name = features.names[int(np.argmin(finite))]
+        raise InputError(f"the features of {name} do not fit into {about.dtype}; store float32 (--dtype).")
+    y = features.y.astype(np.min_scalar_type(len(features.classes) - 1))
+    if path.suffix == ".npz":
+        columns: dict[str, Any] = {
+            "x": x,
+            "y": y,
+            "name": np.array(features.names, dtype=np.str_),
+            "synset": np.array(features.classes, dtype=np.str_),
+            "about": np.array(about.to_json()),
+        }
+        write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, **columns))
+        return
+    texts = {"name": features.names, "synset": features.classes, "about": about.to_json()}
+    content = serialize({"x": x, "y": y}, metadata={METADATA: json.dumps(texts)})
+    write_atomically(path, lambda file: file.write_bytes(content))
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    check_ending(path)
+    if path.suffix == ".npz":
+        return read_npz(path, tuple(KINDS), optional=("about",), kinds=NUMBERS_AND_TEXT)
+    try:
+        with open_tensors(path, "numpy") as file:
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            texts = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist; check the path.") from error
+    except UNREADABLE as error:
+        raise InputError(f"{path} cannot be read ({first_line(error)}); make it again.") from error
+    for name in ("name", "synset", "about"):
+        if isinstance(texts, Mapping) and name in texts:
+            columns[name] = arrays.as_array(texts[name], f"{name} in {path}")
+    for name in KINDS:
+        if name not in columns:
+            raise InputError(f"{path} has no {name}; make it with `fedunfold data features`.")
+    return columns
+
+
+def _checked(path: Path, columns: Mapping[str, NDArray[Any]]) -> Features:
+    for name, kind in KINDS.items():
+        array, dimensions = columns[name], 2 if name == "x" else 1
+        if array.ndim != dimensions:
+            raise InputError(f"{name} in {path} has shape {array.shape}; it needs {dimensions} dimension(s).")
+        if array.dtype.kind not in kind and array.size:
+            raise InputError(f"{name} in {path} has type {array.dtype}; it must be {KIND_WORDS[kind]}.")
+    classes = tuple(columns["synset"].tolist())
+    if not classes or len(set(classes)) != len(classes):
+        raise InputError(f"synset in {path} must name at least one class, and each once.")
+    x = arrays.features({f"x in {path}": columns["x"]})[f"x in {path}"]
+    y = arrays.labels(columns["y"], f"y in {path}", len(x), len(classes))
+    if (named := len(columns["name"])) != len(x):
+        raise InputError(f"name in {path} has {named} entries but x has {len(x)} rows; give one a row.")
+    return Features(x, y, tuple(columns["name"].tolist()), classes)

@@ -1,0 +1,1 @@
+"""What carries out a round: the simulation in this process, or Flower over a network."""

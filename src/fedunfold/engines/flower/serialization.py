@@ -1,0 +1,117 @@
+"""Arrays as they come off the wire, and a model's named arrays as one vector and back.
+
+What a client sends is looked at before anything is allocated for it: the header of a numpy file says how large it
+is, and has to agree with the bytes that came and with what was asked for.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fedunfold.core.errors import InputError
+from fedunfold.data.npz import read_header
+
+Shape = tuple[int, ...]
+
+
+def read_array(array: Array, name: str) -> np.ndarray:
+    """A plain numeric array of at most 8 bytes a number, in this machine's byte order."""
+    try:
+        shape, dtype, begin = _header(array.data)
+    except ValueError as error:
+        raise InputError(f"has an array '{name}' that cannot be read") from error
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise InputError(f"has an array '{name}' of type {dtype}")
+    if prod(shape) * dtype.itemsize != len(array.data) - begin:
+        raise InputError(f"has an array '{name}' of other length than its shape {list(shape)} says")
+    values = np.frombuffer(array.data, dtype, prod(shape), begin).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))
+
+
+def _header(data: bytes) -> tuple[Shape, np.dtype[Any], int]:
+    """(shape, type, where the numbers begin) of a numpy file in C order."""
+    file = io.BytesIO(data)
+    shape, columns_first, dtype = read_header(file)
+    if columns_first and len(shape) > 1:
+        raise ValueError("an array in Fortran order")
+    return shape, dtype, file.tell()
+
+
+def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
+    """All arrays of a record."""
+    return {name: torch.from_numpy(read_array(array, name)) for name, array in record.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and types of a model's arrays, as the server sent them first.
+
+    Floating-point arrays are what is averaged, running statistics at the end; the others (counters) are carried
+    along as they are.
+    """
+
+    shapes: dict[str, Shape]
+    types: dict[str, np.dtype[Any]]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Layout":
+        arrays = {name: array.numpy() for name, array in record.items()}
+        layout = cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
+        if not layout._averaged():
+            raise InputError("the initial arrays hold no floating-point numbers to average.")
+        return layout
+
+    def read(self, record: ArrayRecord) -> tuple[Tensor, dict[str, Array]]:
+        """(the averaged arrays one after the other, the others); refused where it is made otherwise than the first."""
+        if set(record) != set(self.shapes):
+            odd = sorted(set(record) ^ set(self.shapes))
+            raise InputError(f"has other arrays than were sent ('{odd[0]}')")
+        wide = any(self.types[name] == np.float64 for name in self._averaged())
+        pieces, others = [], {}
+        others_last = [*self._averaged(), *(name for name in self.shapes if self.types[name].kind != "f")]
+        for name in others_last:
+            shape, values = self.shapes[name], read_array(record[name], name)
+            averaged = self.types[name].kind == "f"
+            if values.shape != shape or (values.dtype.kind != "f" if averaged else values.dtype != self.types[name]):
+                raise InputError(
+                    f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of "
+                    f"{list(shape)} and {self.types[name]}"
+                )
+            if averaged:
+                pieces.append(torch.from_numpy(values.reshape(-1)).to(torch.float64 if wide else torch.float32))
+            else:
+                others[name] = record[name]
+        return torch.cat(pieces), others
+
+    def record(self, flat: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
+        """The vector as named arrays, in the types they came in, with the others beside them."""
+        sizes = [prod(self.shapes[name]) for name in self._averaged()]
+        pieces = dict(zip(self._averaged(), torch.split(flat, sizes), strict=True))
+        return ArrayRecord(
+            {
+                name: Array(pieces[name].numpy().astype(self.types[name]).reshape(shape))
+                if name in pieces
+                else others[name]
+                for name, shape in self.shapes.items()
+            }
+        )
+
+    @property
+    def statistics(self) -> int:
+        """How many numbers at the end of the vector are running statistics."""
+        return sum(prod(self.shapes[name]) for name in self._averaged() if _is_running(name))
+
+    def _averaged(self) -> list[str]:
+        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=_is_running)
+
+
+def _is_running(name: str) -> bool:
+    """By the names that torch gives to the statistics of its normalisation layers."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")

@@ -1,0 +1,1 @@
+"""Local training step by step in torch: any model, any device."""

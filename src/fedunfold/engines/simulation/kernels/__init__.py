@@ -1,0 +1,1 @@
+"""Gradients and Hessian-vector products of many copies of a model at once."""

@@ -1,0 +1,111 @@
+"""What the engine asks of a model: gradients and curvature of many copies of it at once.
+
+A *lane* is one copy, with its own parameters and its own minibatch. Parameters of all lanes are held as one
+tensor for each parameter of the model, the lane on the leading axis. Minibatches are padded to one size;
+`counts` says how many leading rows of each lane are real, and coefficients of padded rows are 0.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedunfold.core.errors import InputError
+
+Parameters = list[Tensor]
+Pullback = Callable[[Tensor, Parameters], None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch for every lane: x [L, B, …], y [L, B]; rows from counts[l] on are padding.
+
+    In training every lane has a seed for what the model draws itself; without seeds the model only reads.
+    """
+
+    x: Tensor
+    y: Tensor
+    counts: Sequence[int]
+    seeds: Sequence[int] | None = None
+
+
+class Kernel(Protocol):
+    """Gradients and Hessian-vector products of many lanes of one model.
+
+    Lists of parameters may go on after those of `shapes` with running statistics, of shapes `statistics`: training
+    moves them in `local_vjp`, and they have no gradient. `is_stochastic` says whether training needs seeds, and
+    `min_batch_size` how small its minibatches may be.
+    """
+
+    shapes: tuple[torch.Size, ...]
+    statistics: tuple[torch.Size, ...]
+    is_stochastic: bool
+    min_batch_size: int
+
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """Logits [L, B, C] alone."""
+        ...
+
+    def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
+        """Logits [L, B, C], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
+
+        `into` may be the parameters themselves: an update in place, after which the function is spent.
+        """
+        ...
+
+    def apply_hvp_(
+        self,
+        parameters: Parameters,
+        adjoint: Parameters,
+        batch: Batch,
+        curvature: Tensor,
+        outer_slope: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        """In place: p ← p − (Σ_i u_i ∇²ce_i(w)) p + Σ_i ε_iᵀ ∂z_i/∂w.
+
+        u [L, B] is `curvature`; ε [L, B, C] is `outer_slope(logits)`, nothing where that is None.
+        """
+        ...
+
+
+def numbers(shapes: Sequence[torch.Size]) -> int:
+    """How many numbers there are in tensors of these shapes."""
+    return sum(shape.numel() for shape in shapes)
+
+
+def flatten(parameters: Parameters) -> Tensor:
+    """Lanes of parameters as rows of a matrix [L, d]."""
+    return torch.cat([p.flatten(1) for p in parameters], 1)
+
+
+def views(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
+    """The inverse: lanes of parameters where they lie in the matrix."""
+    pieces = torch.split(flat, [shape.numel() for shape in shapes], 1)
+    return [piece.view(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
+    """The inverse: contiguous copies that may be changed in place."""
+    return [p.clone(memory_format=torch.contiguous_format) for p in views(flat, shapes)]
+
+
+def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
+    """Refuse what is no classifier of rows such as x."""
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError("the model has no parameters to train.")
+    module.eval()
+    try:
+        with torch.no_grad():
+            first, second = module(x), module(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot read rows of shape {list(x.shape[1:])}: {reason}") from error
+    if not isinstance(first, Tensor) or first.shape != (len(x), classes):
+        given = list(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise InputError(
+            f"the model gives {given} for {len(x)} rows, where logits of shape {[len(x), classes]} are needed."
+        )
+    if not torch.equal(first, second):
+        raise InputError("the model gives other logits for the same rows each time, even when it is not trained.")

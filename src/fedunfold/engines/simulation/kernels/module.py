@@ -1,0 +1,160 @@
+"""The general kernel: any `torch.nn.Module` that maps [B, …] to logits [B, C].
+
+Lanes are taken one after the other with their real rows only, so layers that look across a minibatch see
+what a client by itself would see. Derivatives come from autograd over one minibatch; no graph outlives it.
+
+In training, dropout draws by the lane's seed, and normalisation layers take the minibatch's statistics and move their
+running ones, which travel with the parameters. Where the model only reads, nothing is drawn and the running ones count.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedunfold.core.errors import InputError
+from fedunfold.core.params import statistics, trainable
+from fedunfold.engines.simulation.kernels.base import Batch, Parameters, Pullback
+from fedunfold.engines.simulation.kernels.dropout import seed_dropout
+
+
+class ModuleKernel:
+    """Kernel that runs the module itself, lane by lane; it is tried on rows x first."""
+
+    is_stochastic = True
+
+    def __init__(self, module: nn.Module, x: Tensor) -> None:
+        self._generator = torch.Generator()
+        seed_dropout(module, self._generator)
+        self._module = module
+        trained, running = trainable(module), statistics(module)
+        self._names, self._running = list(trained), list(running)
+        self.shapes = tuple(p.shape for p in trained.values())
+        self.statistics = tuple(buffer.shape for buffer in running.values())
+        x = x.expand(2, *x.shape[1:]) if len(x) == 1 else x
+        tried = _Lane([p.detach() for p in trained.values()], list(running.values()), x, x.new_empty(0), seed=0)
+        self._check_training(tried)
+        self.min_batch_size = self._fewest_rows(tried)
+
+    @torch.no_grad()
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return _padded([self._logits(lane) for lane in self._lanes(parameters, batch)], batch)
+
+    @torch.enable_grad()
+    def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
+        lanes = []
+        for index, lane in enumerate(self._lanes(parameters, batch)):
+            lanes.append((lane.leaves, self._logits(lane)))
+            for kept, moved in zip(parameters[len(self.shapes) :], lane.running, strict=True):
+                kept[index] = moved
+        logits = _padded([out for _, out in lanes], batch)
+
+        def pullback(slope: Tensor, into: Parameters) -> None:
+            # All lanes are pulled back before any is changed: `into` may be what the leaves view.
+            gradients = [
+                torch.autograd.grad(out, leaves, slope[lane, : len(out)], retain_graph=True, materialize_grads=True)
+                for lane, (leaves, out) in enumerate(lanes)
+            ]
+            for lane, gradient in enumerate(gradients):
+                for target, part in zip(into[: len(gradient)], gradient, strict=True):
+                    target[lane] += part
+
+        return logits, pullback
+
+    @torch.enable_grad()
+    def apply_hvp_(
+        self,
+        parameters: Parameters,
+        adjoint: Parameters,
+        batch: Batch,
+        curvature: Tensor,
+        outer_slope: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        lanes = []
+        adjoint = adjoint[: len(self.shapes)]  # running statistics have none
+        for index, lane in enumerate(self._lanes(parameters, batch)):
+            logits = self._logits(lane)
+            losses = torch.nn.functional.cross_entropy(logits, lane.y, reduction="none")
+            gradient = torch.autograd.grad(
+                losses @ curvature[index, : len(lane.y)], lane.leaves, create_graph=True, materialize_grads=True
+            )
+            lanes.append((lane.leaves, logits, gradient))
+        slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in lanes], batch))
+        for index, (leaves, logits, gradient) in enumerate(lanes):
+            along = torch.stack([(g * p[index]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
+            curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
+            for target, part in zip(adjoint, curved, strict=True):
+                target[index] -= part
+            if slopes is not None:
+                direct = torch.autograd.grad(logits, leaves, slopes[index, : len(logits)], materialize_grads=True)
+                for target, part in zip(adjoint, direct, strict=True):
+                    target[index] += part
+
+    def _lanes(self, parameters: Parameters, batch: Batch) -> "Iterator[_Lane]":
+        trained = len(self.shapes)
+        for lane, count in enumerate(batch.counts):
+            yield _Lane(
+                [p[lane].detach().requires_grad_() for p in parameters[:trained]],
+                [p[lane].detach().clone() for p in parameters[trained:]],
+                batch.x[lane, :count],
+                batch.y[lane, :count],
+                None if batch.seeds is None else batch.seeds[lane],
+            )
+
+    def _logits(self, lane: "_Lane") -> Tensor:
+        """The logits of a lane; in training its running statistics are moved."""
+        self._module.train(lane.seed is not None)
+        if lane.seed is not None:
+            self._generator.manual_seed(lane.seed)
+        held = dict(zip(self._names + self._running, lane.leaves + lane.running, strict=True))
+        logits: Tensor = functional_call(self._module, held, (lane.x,))
+        return logits
+
+    def _check_training(self, lane: "_Lane") -> None:
+        """Refuse a module whose steps cannot be made again: they may depend on nothing but parameters and seeds."""
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.momentum is None:
+                raise InputError(f"layer '{name}' ({type(layer).__name__}) has no momentum; give it one, such as 0.1.")
+        kept = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        first, second = self._tried(lane), self._tried(lane)
+        if not torch.equal(first, second):
+            raise InputError(
+                "the model gives other logits for the same rows each time it is trained; let it draw by nn.Dropout."
+            )
+        for name, buffer in self._module.named_buffers():
+            counts_minibatches = name.endswith("num_batches_tracked")
+            if name not in self._running and not counts_minibatches and not torch.equal(buffer, kept[name]):
+                raise InputError(f"the model changes its buffer '{name}' when it is run; only running statistics may.")
+
+    def _fewest_rows(self, lane: "_Lane") -> int:
+        """2 where the model cannot be trained on a single row, as with BatchNorm after a linear layer."""
+        try:
+            self._tried(replace(lane, x=lane.x[:1]))
+        except ValueError:
+            return 2
+        return 1
+
+    @torch.no_grad()
+    def _tried(self, lane: "_Lane") -> Tensor:
+        return self._logits(replace(lane, running=[buffer.clone() for buffer in lane.running]))
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A lane's parameters as leaves of a graph of its own, its running statistics, its real rows and its seed."""
+
+    leaves: list[Tensor]
+    running: list[Tensor]
+    x: Tensor
+    y: Tensor
+    seed: int | None
+
+
+def _padded(rows: list[Tensor], batch: Batch) -> Tensor:
+    """Logits of all lanes in one tensor, zeros where a minibatch is short."""
+    out = rows[0].new_zeros(*batch.y.shape, rows[0].shape[-1])
+    for lane, real in enumerate(rows):
+        out[lane, : len(real)] = real.detach()
+    return out

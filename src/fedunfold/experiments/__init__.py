@@ -1,1 +1,0 @@
-"""Whole experiments over an environment: learn weights, run a method, compare several."""

@@ -1,0 +1,38 @@
+"""Reading .safetensors files: nothing in them is executed, and no header is parsed that is too large."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from fedunfold.core.errors import InputError
+from fedunfold.io.atomic import size_of
+from fedunfold.io.limits import HEADER_BYTES
+
+UNREADABLE = (
+    SafetensorError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+    RuntimeError,
+)
+"""What opening a file, its tensors and its metadata raises where somebody else made them: torch and numpy have types
+that the other lacks, JSON can be anything."""
+
+
+@contextmanager
+def open_tensors(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
+    """safetensors' own reader, which holds shapes and offsets against the file before it makes a tensor."""
+    size = size_of(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if size < 8 or header > size - 8:
+        raise InputError(f"{path} is cut short or no .safetensors file; make it again.")
+    HEADER_BYTES.check(header, f"{path}: ")
+    with safe_open(path, framework=framework) as opened:
+        yield opened

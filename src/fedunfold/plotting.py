@@ -1,0 +1,120 @@
+"""Figures of a comparison and of learned weights. Each function returns a matplotlib `Figure`."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedunfold.core.errors import InputError
+from fedunfold.io.atomic import write_atomically
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.training.compare import Comparison
+
+# Okabe and Ito's palette: told apart also by readers who see colours differently; black last.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+LEGEND_LIMIT = 12
+FAINT: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.25, "lw": 1}
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows as it is; matplotlib's own is only shown by way of pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=90)
+        return content.getvalue()
+
+
+def accuracy(comparison: Comparison) -> Figure:
+    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
+    _check(comparison, Comparison)
+    figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
+    for i, result in enumerate(comparison.methods):
+        values = 100 * np.array([trial.accuracies for trial in result.trials])
+        rounds = np.arange(1, values.shape[1] + 1)
+        mean = values.mean(0)
+        axes.plot(rounds, mean, label=f"{result.name}  {mean[-1]:.1f}", **_style(i, len(rounds)))
+        if len(values) > 1:
+            sd = values.std(0, ddof=1)
+            axes.fill_between(rounds, mean - sd, mean + sd, color=COLOURS[i % len(COLOURS)], alpha=0.15, lw=0)
+    axes.set(xlabel="round", ylabel="accuracy on the test set (%)")
+    axes.legend(frameon=False, title="method, last round")
+    return figure
+
+
+def weights(learned: LearnedWeights) -> Figure:
+    """Θ over the rounds, a line for each client; dotted, where it started."""
+    _check(learned, LearnedWeights)
+    values, start = learned.weights.numpy(), learned.history[0].numpy()
+    figure, axes = _canvas("Learned weights: how much each client counts in each round")
+    rounds = np.arange(1, len(values) + 1)
+    many = len(learned.keys) > LEGEND_LIMIT
+    for k, key in enumerate(learned.keys):
+        style = FAINT if many else _style(k, len(rounds))
+        axes.plot(rounds, values[:, k], label=key, **style)
+        if not many:
+            axes.axhline(start[0, k], color=COLOURS[k % len(COLOURS)], ls=":", lw=1, alpha=0.7)
+    axes.set(xlabel="round", ylabel="weight Θ")
+    axes.set_ylim(bottom=0)
+    if not many:
+        axes.legend(frameon=False, title="client (dotted: by size)", ncols=2)
+    return figure
+
+
+def outer_loss(learned: LearnedWeights) -> Figure:
+    """The outer loss that the weights were learned for, at every iteration."""
+    _check(learned, LearnedWeights)
+    figure, axes = _canvas("Outer loss while learning")
+    losses = learned.losses.numpy()
+    axes.plot(np.arange(len(losses)), losses, **_style(0, len(losses)))
+    axes.set(xlabel="outer iteration", ylabel="outer loss")
+    return figure
+
+
+def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
+    """Write a figure whole or not at all; the ending of the name says the format, .png where there is none."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
+    formats = sorted(figure.canvas.get_supported_filetypes())
+    if path.suffix[1:].lower() not in formats:
+        raise InputError(f"cannot write {path}: '{path.suffix}' is no format of figures; use .{', .'.join(formats)}.")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=dpi))
+
+
+def _check(given: object, drawn: type) -> None:
+    if not isinstance(given, drawn):
+        raise InputError(f"this figure shows a {drawn.__name__}, not a {type(given).__name__}.")
+
+
+def _canvas(title: str) -> tuple[Figure, Axes]:
+    figure = ShownFigure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, axes
+
+
+def _style(index: int, points: int) -> dict[str, Any]:
+    """Colour and marker together, so that lines differ without colour too; few markers on long lines."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markevery": max(1, points // 12),
+        "ms": 4.5,
+        "lw": 1.6,
+    }
+
+
+def _trials(comparison: Comparison) -> str:
+    """How many there were; methods have different numbers where a comparison was stopped."""
+    counts = sorted({len(result.trials) for result in comparison.methods})
+    if counts == [1]:
+        return "1 trial"
+    return f"mean ± sd of {' to '.join(map(str, (counts[0], counts[-1])[: len(counts)]))} trials"

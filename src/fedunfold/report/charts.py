@@ -1,0 +1,206 @@
+"""Charts as Plotly reads them: plain data, drawn in the browser.
+
+Colours are names of the page's own (`var(--…)`, with two digits of opacity where they follow), so that light and dark
+are decided there. All text from a folder passes through `drawn`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedunfold.report.grouping import Group
+from fedunfold.report.text import drawn
+from fedunfold.runs.federation_snapshot import FederationRecord
+from fedunfold.runs.reader import Floats, RunRecord
+
+Chart = dict[str, Any]
+
+COLOURS = 6
+SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
+DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
+RAMP = [[part / 3, f"var(--ramp-{part})"] for part in range(4)]
+FEW = 10
+MARKED = 40  # points of a line that still get a mark each
+
+
+def accuracy(group: Group) -> Chart:
+    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
+    traces = []
+    for i, entry in enumerate(group.entries):
+        values = entry.method.accuracy
+        rounds = list(range(1, values.shape[1] + 1))
+        mean = values.mean(0)
+        if len(values) > 1:
+            sd = values.std(0, ddof=1)
+            band = [*(mean + sd), *(mean - sd)[::-1]]
+            traces.append(_band([*rounds, *rounds[::-1]], band, i))
+        traces.append(_line(rounds, mean, entry.label, i, "round %{x}: %{y:.1f} %"))
+    chart = _chart(traces, x="round", y="test accuracy (%)", legend=True)
+    chart["layout"]["xaxis"] |= _every(max(entry.method.accuracy.shape[1] for entry in group.entries))
+    return chart
+
+
+def outer_loss(run: RunRecord) -> Chart:
+    """The outer loss at every iteration, of all that was learned in a run."""
+    traces = [
+        _line(list(range(1, len(learned.losses) + 1)), learned.losses.numpy(), name, i, "iteration %{x}: %{y:.5g}")
+        for i, (name, learned) in enumerate(run.learned.items())
+    ]
+    chart = _chart(traces, x="outer iteration", y="outer loss", legend=len(traces) > 1, height=320)
+    chart["layout"]["xaxis"] |= _every(max(len(learned.losses) for learned in run.learned.values()))
+    return chart
+
+
+def labels_held(federation: FederationRecord, clients: Sequence[str], classes: Sequence[str]) -> Chart:
+    """How many samples of each class each client holds; nothing where it has none."""
+    counts = [[count or None for count in client.label_counts] for client in federation.clients]
+    most = max(max(client.label_counts) for client in federation.clients)
+    trace = _heatmap(counts, clients, [drawn(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
+    chart = _grid({**trace, "zmin": 0, "zmax": most}, clients, "class")
+    chart["layout"]["xaxis"]["type"] = "category"  # names may look like numbers
+    del chart["layout"]["xaxis"]["tickangle"]  # and may be long: turned where they need it
+    if most <= FEW:
+        chart["data"][0]["colorbar"] |= {"dtick": 1 + most // 5}  # no halves of a sample
+    return chart
+
+
+def weights(clients: Sequence[str], rounds: int, most: float) -> Chart:
+    """How much each client counts in each round; what is in it comes frame by frame."""
+    trace = _heatmap([], clients, range(1, rounds + 1), "%{y}, round %{x}: %{z:.3f}", "weight")
+    return _grid({**trace, "zmin": 0, "zmax": most}, clients, "round")
+
+
+def before_and_after(
+    names: Sequence[str], before: Floats | None, after: Floats, labels: tuple[str, str], *, x: str
+) -> Chart:
+    """A mark for each of two methods, joined by a line that says who gains and who loses.
+
+    Many are shown in the order of the first method, from the worst to the best.
+    """
+    if len(names) > MARKED:
+        order = np.argsort(after if before is None else before, kind="stable")
+        names, after = [names[i] for i in order], after[order]
+        before = None if before is None else before[order]
+    places = [drawn(name) for name in names]
+    traces: list[Chart] = []
+    if before is not None:
+        for gains, colour, name in ((True, "var(--gain)", "gains"), (False, "var(--loss)", "loses")):
+            ends: list[list[Any]] = [[], []]
+            for place, old, new in zip(places, before, after, strict=True):
+                if new > old if gains else new < old:
+                    ends[0] += [place, place, None]
+                    ends[1] += [_round(old), _round(new), None]
+            line = {"color": colour, "width": 5 if len(places) <= MARKED else 2}
+            traces.append(_trace(ends[0], ends[1], name, mode="lines", line=line, hoverinfo="skip"))
+        ring = {"symbol": "circle-open", "color": "var(--muted)", "size": _mark(places), "line": {"width": 2}}
+        traces.append(_marks(places, before, labels[0], ring))
+    traces.append(_marks(places, after, labels[1], {"color": "var(--series-0)", "size": _mark(places)}))
+    chart = _chart(traces, x=x, y="accuracy (%)", legend=before is not None)
+    chart["layout"]["xaxis"] |= {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": places,
+        "range": [-0.7, len(places) - 0.3],
+    }
+    chart["layout"]["yaxis"] |= {"range": [-4, 104]}
+    return chart
+
+
+def _mark(places: Sequence[str]) -> int:
+    return 10 if len(places) <= MARKED else 5
+
+
+def _marks(places: Sequence[str], values: Floats, name: str, marker: Chart) -> Chart:
+    return _trace(
+        places,
+        [_round(value) for value in values],
+        drawn(name),
+        mode="markers",
+        marker=marker,
+        hovertemplate="%{x}: %{y:.1f} %",
+    )
+
+
+def _line(x: Sequence[int], y: Floats, name: str, index: int, hover: str) -> Chart:
+    colour = f"var(--series-{index % COLOURS})"
+    return _trace(
+        x,
+        [_round(value) for value in y],
+        drawn(name),
+        mode="lines+markers" if len(x) <= MARKED else "lines",
+        line={"color": colour, "width": 2.5, "dash": DASHES[index % len(DASHES)]},
+        marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
+        hovertemplate=hover,
+        legendgroup=str(index),
+    )
+
+
+def _band(x: Sequence[int], y: Sequence[float], index: int) -> Chart:
+    return _trace(
+        x,
+        [_round(value) for value in y],
+        "",
+        mode="none",
+        fill="toself",
+        fillcolor=f"var(--series-{index % COLOURS})2b",
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=str(index),
+    )
+
+
+def _trace(x: Sequence[Any], y: Sequence[Any], name: str, **more: Any) -> Chart:
+    return {"type": "scatter", "x": list(x), "y": list(y), "name": name, **more}
+
+
+def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int | str], hover: str, unit: str) -> Chart:
+    return {
+        "type": "heatmap",
+        "x": list(x),
+        "y": [drawn(client) for client in clients],
+        "z": z,
+        "colorscale": RAMP,
+        "xgap": 1 if len(x) <= MARKED else 0,
+        "ygap": 1 if len(clients) <= MARKED else 0,
+        "hovertemplate": f"{hover}<extra></extra>",
+        "hoverongaps": False,
+        "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+    }
+
+
+def _every(count: int) -> Chart:
+    """A mark for each of a few numbers; as many as fit otherwise."""
+    return {"tickangle": 0, "dtick": 1} if count <= FEW else {"tickangle": 0}
+
+
+def _grid(trace: Chart, clients: Sequence[str], x: str) -> Chart:
+    chart = _chart([trace], x=x, y="", legend=False, height=min(140 + 28 * len(clients), 620))
+    chart["layout"]["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "ticks": ""}
+    chart["layout"]["xaxis"] |= _every(len(trace["x"]))
+    return chart
+
+
+def _chart(traces: Sequence[Chart], *, x: str, y: str, legend: bool, height: int = 400) -> Chart:
+    axis = {"automargin": True, "gridcolor": "var(--grid)", "linecolor": "var(--muted)", "zeroline": False}
+    return {
+        "data": list(traces),
+        "layout": {
+            "height": height,
+            "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": "var(--text)", "size": 13},
+            "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--muted)", "font": {"color": "var(--text)"}},
+            "showlegend": legend,
+            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+            "hovermode": "closest",
+            "xaxis": {**axis, "title": {"text": x}, "showgrid": False, "tickformat": "d"},
+            "yaxis": {**axis, "title": {"text": y}},
+        },
+    }
+
+
+def _round(value: float) -> float | None:
+    """Digits beyond those shown only make the file larger."""
+    return None if np.isnan(value) else float(f"{value:.6g}")

@@ -1,0 +1,261 @@
+"""What the records say, in sentences. Every number in them is computed from the run's own files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedunfold.report.grouping import Entry, Group
+from fedunfold.runs.federation_snapshot import FederationRecord
+from fedunfold.runs.reader import Floats, RunRecord
+
+MOST_CLIENTS = 4
+MOST_CLASSES = 6
+SAME = 0.05  # points of accuracy that the shown digits cannot tell apart
+
+
+def findings(group: Group) -> list[str]:
+    """Everything worth saying about runs of one federation, the outcome first."""
+    told = [*_stopped(group), *_outcomes(group), *_set_aside(group), *_classes(group), *_served(group)]
+    for run in group.runs:
+        for name in run.learned:
+            named = f"{name} · {run.label}" if len(group.runs) > 1 else name
+            about = f"{named}: " if len(group.runs) > 1 or len(run.learned) > 1 else ""
+            told += [about + sentence for sentence in (*_weights(run, name), *_outer_loss(run, name))]
+    return [sentence[0].upper() + sentence[1:] if _is_own_word(sentence) else sentence for sentence in told]
+
+
+def _is_own_word(sentence: str) -> bool:
+    """Sentences that begin with a word of ours get a capital; names of methods stay as they are."""
+    return sentence.startswith(("client ", "class ", "the ", "this ", "with "))
+
+
+# --- how it ended ------------------------------------------------------------------------------------------
+
+
+def _stopped(group: Group) -> Iterator[str]:
+    for run in group.runs:
+        if run.stopped:
+            which = f"the run {run.label}" if len(group.runs) > 1 else "this run"
+            yield f"{which} was stopped and is not finished: what had ended is shown, and the same command goes on."
+
+
+def _outcomes(group: Group) -> Iterator[str]:
+    if group.baseline is None:
+        for entry in group.entries:
+            yield f"{entry.label} ends at {ended(entry)}{_few(entry)}."
+        return
+    for entry in group.others:
+        yield _outcome(entry, group.baseline)
+        yield from _course(entry, group.baseline)
+
+
+def _outcome(entry: Entry, base: Entry) -> str:
+    mine, theirs = entry.method.finals, base.method.finals
+    difference = float(mine.mean() - theirs.mean())
+    if abs(difference) < SAME:
+        verdict = "no difference"
+    else:
+        verdict = f"{abs(difference):.1f} points {'more' if difference > 0 else 'less'}"
+        # Trial i of a run draws the same for every method, so that its trials are pairs.
+        if entry.run is base.run and len(mine) == len(theirs) > 1:
+            verdict += f", better in {int((mine > theirs).sum())} of {len(mine)} trials"
+    return f"{entry.label} ends at {ended(entry)} against {ended(base)} of {base.label}: {verdict}{_few(entry)}."
+
+
+def _course(entry: Entry, base: Entry) -> Iterator[str]:
+    """Whether the last round says the same as those before it."""
+    rounds = min(entry.method.accuracy.shape[1], base.method.accuracy.shape[1])
+    lead = entry.method.accuracy[:, :rounds].mean(0) - base.method.accuracy[:, :rounds].mean(0)
+    before = lead[:-1]
+    if lead[-1] > SAME and (behind := int((before < 0).sum())) > len(before) / 2:
+        yield (
+            f"{entry.label} lies below {base.label} in {behind} of {rounds} rounds and above it in the last: "
+            "it is the final model that gains."
+        )
+    elif lead[-1] < -SAME and (ahead := int((before > 0).sum())) > len(before) / 2:
+        yield f"{entry.label} lies above {base.label} in {ahead} of {rounds} rounds, but ends below it."
+
+
+def ended(entry: Entry) -> str:
+    """Accuracy of the final models, with their spread (n − 1) over the trials."""
+    finals = entry.method.finals
+    spread = f" ± {finals.std(ddof=1):.1f}" if len(finals) > 1 else ""
+    return f"{finals.mean():.1f}{spread} %"
+
+
+def _few(entry: Entry) -> str:
+    return " (a single trial: how much it varies is not known)" if len(entry.method.finals) == 1 else ""
+
+
+# --- who gains and who loses -------------------------------------------------------------------------------
+
+
+def _set_aside(group: Group) -> Iterator[str]:
+    """Clients whose updates were not used, under each method; the most often first."""
+    for entry in group.entries:
+        method, under = entry.method, f" under {entry.label}" if len(group.entries) > 1 else ""
+        trials = f" of {len(method.accuracy)} trials" if len(method.accuracy) > 1 else ""
+        for found in method.rejected[:MOST_CLIENTS]:
+            rounds = f"{found.times} of {method.accuracy.size} rounds{trials}"
+            yield f"client {found.client} was set aside in {rounds}{under}: it {found.reason}."
+        if (more := len(method.rejected) - MOST_CLIENTS) > 0:
+            those = _count(more, "more client was", "more clients were")
+            yield f"{those} set aside{under}, no oftener than these."
+
+
+def _classes(group: Group) -> Iterator[str]:
+    base = group.baseline
+    for entry in group.others:
+        mine = entry.method.class_accuracy.mean(0)
+        if np.isnan(mine).all():
+            continue
+        if base is None:
+            weakest = int(np.nanargmin(mine))
+            share = f"{mine[weakest]:.1f} % of its test samples right"
+            yield f"class {group.classes[weakest]} is the weakest of {entry.label}: {share}."
+            continue
+        theirs = base.method.class_accuracy.mean(0)
+        change = mine - theirs
+        gains, losses = int((change > SAME).sum()), int((change < -SAME).sum())
+        text = f"with {entry.label} against {base.label}, {_count(gains, 'class gains', 'classes gain')} and "
+        text += _count(losses, "loses", "lose")
+        most = [(int(np.nanargmax(change)), "gains")] if gains else []
+        most += [(int(np.nanargmin(change)), "loses")] if losses else []
+        parts = [f"class {group.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
+        yield f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
+
+
+def _served(group: Group) -> Iterator[str]:
+    """The client for which the final model is worst."""
+    base = group.baseline
+    shown = [*group.others] if base is None else [base, *group.others]
+    each = []
+    for entry in shown:
+        if (worst := worst_client(entry)) is not None:
+            others = f" and {worst.others} more" if worst.others else ""
+            each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {entry.label}")
+    if each:
+        yield f"the worst-served client, by the final model's accuracy on its own training data, is {'; '.join(each)}."
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The first client with the lowest accuracy on its own training data, mean of trials; how many others have it."""
+
+    client: int
+    percent: float
+    others: int
+
+
+def worst_client(entry: Entry) -> Worst | None:
+    if entry.method.client_accuracy is None:
+        return None
+    means = entry.method.client_accuracy.mean(0)
+    return Worst(int(means.argmin()), float(means.min()), int((means == means.min()).sum()) - 1)
+
+
+# --- what the weights say ----------------------------------------------------------------------------------
+
+
+def _weights(run: RunRecord, name: str) -> Iterator[str]:
+    """Clients that alone hold a class; where there is none, those that moved furthest from their size."""
+    if run.federation is None:
+        return
+    weights = run.learned[name].weights.numpy()
+    shares = run.federation.shares
+    shift = weights.mean(0) - np.array(shares)
+    alone = only_holders(run.federation)
+    for k in sorted(alone, key=lambda k: -abs(shift[k]))[:MOST_CLIENTS]:
+        held = _listed([run.classes[c] for c in alone[k]])
+        yield f"client {run.clients[k]} holds the only samples of {held} and {_counts(weights, shares, k)}."
+    if len(alone) > MOST_CLIENTS:
+        yield f"{len(alone) - MOST_CLIENTS} more clients hold classes that nobody else has; their weights moved less."
+    if not alone and abs(shift).max() > 0:
+        for k, how in ((int(shift.argmax()), "lifted furthest above"), (int(shift.argmin()), "held furthest below")):
+            client = f"client {run.clients[k]}{_circumstances(run.federation, k)}"
+            yield f"{client} is {how} its size: it {_counts(weights, shares, k)}."
+
+
+def only_holders(federation: FederationRecord) -> dict[int, tuple[int, ...]]:
+    """The classes that a single client has samples of, by that client."""
+    alone: dict[int, tuple[int, ...]] = {}
+    for label in range(federation.classes):
+        holders = [k for k, client in enumerate(federation.clients) if client.label_counts[label]]
+        if len(holders) == 1:
+            alone[holders[0]] = (*alone.get(holders[0], ()), label)
+    return alone
+
+
+def _counts(weights: Floats, shares: Sequence[float], k: int) -> str:
+    mean, last = float(weights[:, k].mean()), float(weights[-1, k])
+    against = f"against {weight(shares[k])} by size"
+    return f"counts {weight(mean)} on average over the rounds, {weight(last)} in the last, {against}"
+
+
+def _circumstances(federation: FederationRecord, k: int) -> str:
+    """What sets a client apart from the others, where something does."""
+    client = federation.clients[k]
+    parts = []
+    if len({other.participation_probability for other in federation.clients}) > 1:
+        parts.append(f"reachable in {100 * client.participation_probability:.0f} % of the rounds")
+    if len({other.epochs for other in federation.clients}) > 1:
+        parts.append(f"{epochs_of(client.epochs)} a round")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _outer_loss(run: RunRecord, name: str) -> Iterator[str]:
+    losses = run.learned[name].losses.numpy()
+    if len(losses) < 2:
+        return
+    first, last, lowest = float(losses[0]), float(losses[-1]), int(losses.argmin())
+    verb = "fell" if last < first else "rose" if last > first else "stayed"
+    text = f"the outer loss {verb} from {loss_in_words(first)} to {loss_in_words(last)} in {len(losses)} iterations"
+    if losses[lowest] < last - 0.001 * abs(last):
+        text += f", and was lowest at iteration {lowest + 1} with {loss_in_words(float(losses[lowest]))}"
+    yield f"{text}."
+
+
+# --- words -------------------------------------------------------------------------------------------------
+
+
+def weight(value: float) -> str:
+    """A weight with two digits that mean something.
+
+    >>> weight(0.314), weight(0.00492), weight(0.0000002)
+    ('0.31', '0.0049', 'less than 0.001')
+    """
+    return "less than 0.001" if value < 0.001 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def epochs_of(epochs: int | Sequence[int]) -> str:
+    """
+    >>> epochs_of(1), epochs_of((1, 3, 2))
+    ('1 epoch', '1 to 3 epochs')
+    """
+    few, many = (epochs, epochs) if isinstance(epochs, int) else (min(epochs), max(epochs))
+    return f"{few} to {many} epochs" if few < many else f"{few} epoch{'s' if few > 1 else ''}"
+
+
+def loss_in_words(value: float) -> str:
+    """
+    >>> loss_in_words(53561.2), loss_in_words(0.123456)
+    ('53,561', '0.1235')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number or 'no'} {one if number == 1 else several}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """
+    >>> _listed(["ill"]), _listed("29"), _listed("abcdefghijkl")
+    ('class ill', 'classes 2 and 9', 'classes a, b, c, d, e, f and 6 more')
+    """
+    if len(names) == 1:
+        return f"class {names[0]}"
+    if len(names) > MOST_CLASSES:
+        names = [*names[:MOST_CLASSES], f"{len(names) - MOST_CLASSES} more"]
+    return f"classes {', '.join(names[:-1])} and {names[-1]}"

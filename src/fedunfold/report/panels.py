@@ -1,0 +1,158 @@
+"""Cards: a chart with its title, and a choice where there are several of the same kind."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedunfold.report import charts
+from fedunfold.report.animation import Frames, of_learning, of_use
+from fedunfold.report.grouping import Group
+from fedunfold.report.tables import Table, numbers_table
+from fedunfold.report.text import shortened
+from fedunfold.runs.reader import Floats, RunRecord
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """One of a card's charts, its name in the choice, and the frames that a slider shows in it."""
+
+    label: str
+    chart: charts.Chart
+    frames: Frames | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.chart, "frames": None if self.frames is None else self.frames.as_json()}
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """A place on the page: `of` says whose it is where there are several, `about` in words what its chart shows."""
+
+    of: str
+    about: str
+    drawings: tuple[Drawing, ...]
+    numbers: Table | None = None
+
+    @property
+    def slides(self) -> bool:
+        return any(drawing.frames is not None and len(drawing.frames.captions) > 1 for drawing in self.drawings)
+
+
+def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Card]]:
+    """The cards of every section that has some; `names` are the groups'."""
+    named = list(zip(names, groups, strict=True))
+    runs = [run for group in groups for run in group.runs]
+    several = len(runs) > 1
+    sections: dict[str, Iterable[Card | None]] = {
+        "labels": (_labels(group, name) for name, group in named),
+        "accuracy": (_accuracy(group, name) for name, group in named),
+        "weights": (card for group in groups for card in _weights(group, several)),
+        "loss": (_outer_loss(run, run.label if several else "") for run in runs),
+        "classes": (_classes(group, name) for name, group in named),
+        "clients": (_served(group, name) for name, group in named),
+    }
+    return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
+
+
+def _labels(group: Group, of: str) -> Card | None:
+    if group.federation is None:
+        return None
+    chart = charts.labels_held(group.federation, group.clients, shortened(group.classes))
+    return Card(of, "Samples of each class at each client; empty where it has none.", (Drawing("", chart),))
+
+
+def _accuracy(group: Group, of: str) -> Card | None:
+    if not group.entries:
+        return None
+    trials = sorted({len(entry.method.accuracy) for entry in group.entries})
+    counted = " to ".join(str(count) for count in dict.fromkeys((trials[0], trials[-1])))
+    about = "Accuracy on the test set after every round."
+    if trials[-1] > 1:
+        about += f" Lines are means of {counted} trials; the shade is one standard deviation to either side."
+    rounds = max(entry.method.accuracy.shape[1] for entry in group.entries)
+    columns = {entry.label: entry.method.accuracy.mean(0) for entry in group.entries}
+    numbers = numbers_table("round", [str(t + 1) for t in range(rounds)], columns)
+    return Card(of, about, (Drawing("", charts.accuracy(group)),), numbers)
+
+
+def _weights(group: Group, several: bool) -> Iterator[Card]:
+    """A card for each run: learned weights with their history first, then those that other methods used.
+
+    One scale for the group: a colour means the same in all of them.
+    """
+    found = {run.label: _frames(run) for run in group.runs}
+    every = [frames for shown in found.values() for frames in shown.values()]
+    if not every:
+        return
+    most, usual = max(frames.most for frames in every), max(frames.usual for frames in every)
+    limit = usual if 0 < usual < most / 2 else most
+    for run in group.runs:
+        shown = found[run.label]
+        drawings = tuple(
+            Drawing(name, charts.weights(run.clients, frames.values.shape[1], limit), frames)
+            for name, frames in shown.items()
+        )
+        about = "How much each client counts in each round."
+        if run.learned:
+            about += " Move the slider to watch the weights being learned."
+        if limit < most:
+            about += f" The strongest colour stands for {limit:.2g} and more, up to {most:.2g}."
+        means = {name: frames.values[-1].mean(0) for name, frames in shown.items()}
+        numbers = numbers_table("mean over the rounds", run.clients, means, digits=4)
+        yield Card(run.label if several else "", about, drawings, numbers)
+
+
+def _frames(run: RunRecord) -> dict[str, Frames]:
+    shown = {name: of_learning(learned) for name, learned in run.learned.items()}
+    return shown | {method.name: of_use(method.weights) for method in run.methods if method.name not in shown}
+
+
+def _outer_loss(run: RunRecord, of: str) -> Card | None:
+    if not run.learned:
+        return None
+    return Card(of, "The outer loss at every iteration of the learning.", (Drawing("", charts.outer_loss(run)),))
+
+
+def _classes(group: Group, of: str) -> Card | None:
+    values = {entry.label: entry.method.class_accuracy.mean(0) for entry in group.entries}
+    about = "Test accuracy of the final models in each class, mean of the trials."
+    return _pairs(group, of, about, "class", group.classes, values, on_axis=shortened(group.classes))
+
+
+def _served(group: Group, of: str) -> Card | None:
+    values = {
+        entry.label: entry.method.client_accuracy.mean(0)
+        for entry in group.entries
+        if entry.method.client_accuracy is not None
+    }
+    about = "Accuracy of the final models on each client's own training data, mean of the trials."
+    return _pairs(group, of, about, "client", group.clients, values, on_axis=group.clients)
+
+
+def _pairs(
+    group: Group,
+    of: str,
+    about: str,
+    what: str,
+    names: Sequence[str],
+    values: Mapping[str, Floats],
+    *,
+    on_axis: Sequence[str],
+) -> Card | None:
+    """Every method beside the baseline; alone where there is none."""
+    base = group.baseline.label if group.baseline is not None else ""
+    drawings = tuple(
+        Drawing(
+            entry.label,
+            charts.before_and_after(on_axis, values.get(base), values[entry.label], (base, entry.label), x=what),
+        )
+        for entry in group.others
+        if entry.label in values
+    )
+    if not drawings:
+        return None
+    if base in values:
+        about += f" Rings are {base}; a line up is a gain, a line down a loss."
+    if len(names) > charts.MARKED:
+        about += " They stand in the order of the rings." if base in values else " They stand in order."
+    return Card(of, about, drawings, numbers_table(what, names, values))

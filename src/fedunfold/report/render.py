@@ -1,0 +1,96 @@
+"""The page: what is shown where, put into one HTML file that needs nothing else."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module, resources
+from typing import Any
+
+from fedunfold.core.errors import InputError
+from fedunfold.report.grouping import Group, grouped
+from fedunfold.report.insights import findings
+from fedunfold.report.panels import cards_of
+from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
+from fedunfold.report.text import distinct
+from fedunfold.runs.reader import RunRecord
+from fedunfold.version import VERSION
+
+ROBUST = re.compile(r"\b(median|trimmed|krum)\b")  # as a method's name says that it is not the mean
+
+
+@dataclass(frozen=True)
+class Page:
+    """The file's content, and the findings in it by the federation they are about."""
+
+    html: str
+    findings: dict[str, list[str]]
+
+
+def require_extra() -> tuple[Any, Any]:
+    """jinja2 and plotly.offline; says how to install what is missing before any work is done."""
+    try:
+        return import_module("jinja2"), import_module("plotly.offline")
+    except ImportError as error:
+        raise InputError("the report needs plotly and jinja2; run: pip install 'fedunfold[report]'") from error
+
+
+def build(runs: Sequence[RunRecord]) -> Page:
+    """One page for runs of one federation or of several."""
+    jinja2, offline = require_extra()
+    groups = grouped(runs)
+    names = distinct([group.name for group in groups])
+    shown = names if len(groups) > 1 else [""]
+    told = {name: findings(group) for name, group in zip(names, groups, strict=True)}
+    cards = cards_of(shown, groups)
+    drawings = {
+        f"{section}-{i}": [drawing.as_json() for drawing in card.drawings]
+        for section, found in cards.items()
+        for i, card in enumerate(found)
+    }
+    scripts = {"theme": _part("theme.js"), "plotly": offline.get_plotlyjs(), "page": _part("page.js")}
+    # Whatever a folder holds is text: it is escaped on its way into the page.
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    html = environment.from_string(_part("page.html")).render(
+        title=", ".join(names),
+        runs=runs,
+        several=len(runs) > 1,
+        findings=list(zip(shown, told.values(), strict=True)),
+        missing=[(run.label if len(runs) > 1 else "", line) for run in runs for line in run.missing],
+        outcomes=outcome_table(groups),
+        federations=list(zip(shown, map(_federation, groups), strict=True)),
+        cards=cards,
+        robust=any(ROBUST.search(method.name) for run in runs for method in run.methods),
+        settings=[(run, settings_table(run)) for run in runs],
+        version=VERSION,
+        style=_part("page.css"),
+        scripts=scripts,
+        hashes=" ".join(f"'sha256-{_sha256(code)}'" for code in scripts.values()),
+        drawings=_inside_script(drawings),
+    )
+    return Page(html, told)
+
+
+def _federation(group: Group) -> Any:
+    """(numbers, table) of a group that says what its federation was."""
+    federation = group.federation
+    return None if federation is None else (federation, facts(federation), client_table(federation, group))
+
+
+def _part(name: str) -> str:
+    return (resources.files("fedunfold.report") / "template" / name).read_text(encoding="utf-8")
+
+
+def _sha256(code: str) -> str:
+    """As the page's security policy names a script: no other one runs, wherever it may come from."""
+    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii")
+
+
+def _inside_script(document: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

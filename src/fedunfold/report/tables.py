@@ -1,0 +1,145 @@
+"""The page's tables, as text in rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedunfold.report.grouping import Entry, Group
+from fedunfold.report.insights import ended, epochs_of, worst_client
+from fedunfold.report.text import plain
+from fedunfold.runs.federation_snapshot import ClientRecord, FederationRecord
+from fedunfold.runs.reader import Floats, RunRecord
+
+MOST_ROWS = 500
+MOST_LABELS = 8
+MOST_LEARNED = 3  # columns of learned weights beside the clients
+DEEPEST = 8  # settings within settings
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; `words` are the columns that are read rather than compared, and stand to the left."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: tuple[int, ...] = (0,)
+    left_out: int = 0
+
+
+def outcome_table(groups: Sequence[Group]) -> Table | None:
+    """A line for every method of every run."""
+    rows = [_outcome(entry, group, len(groups) > 1) for group in groups for entry in group.entries]
+    if not rows:
+        return None
+    header = ("method", "trials", "test accuracy", "difference", "weakest class", "worst-served client")
+    return Table(header, tuple(rows))
+
+
+def _outcome(entry: Entry, group: Group, several: bool) -> tuple[str, ...]:
+    method, base = entry.method, group.baseline
+    by_class, worst = method.class_accuracy.mean(0), worst_client(entry)
+    difference = NONE
+    if base is not None and base is not entry:
+        difference = f"{method.finals.mean() - base.method.finals.mean():+.1f}".replace("-", "−")
+    weakest = NONE
+    if not np.isnan(by_class).all():
+        weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
+    served = NONE if worst is None else f"{worst.percent:.1f} % ({group.clients[worst.client]})"
+    name = f"{entry.label} · {group.name}" if several else entry.label
+    return name, str(len(method.finals)), ended(entry), difference, weakest, served
+
+
+def facts(federation: FederationRecord) -> list[tuple[str, str]]:
+    """The federation in numbers."""
+    found = [
+        (f"{len(federation.clients):,}", "clients"),
+        (f"{sum(client.samples for client in federation.clients):,}", "training samples"),
+        (f"{federation.test_samples:,}", "test samples"),
+        (f"{federation.classes:,}", "classes"),
+        (f"{federation.rounds:,}", "rounds"),
+    ]
+    if federation.clients_per_round is not None:
+        found.append((f"{federation.clients_per_round:,}", "clients drawn a round"))
+    return found
+
+
+def client_table(federation: FederationRecord, group: Group) -> Table:
+    """Who holds how much of what, how fast and how reliable, and how much it counts."""
+    learned = {
+        f"{name} · {run.label}" if len(group.runs) > 1 else name: weights.weights.mean(0).tolist()
+        for run in group.runs
+        for name, weights in run.learned.items()
+    }
+    learned = dict(list(learned.items())[:MOST_LEARNED])
+    header = (
+        "client",
+        "labels",
+        "samples",
+        "by size",
+        *("learned" if len(learned) == 1 else f"learned ({name})" for name in learned),
+        "pace",
+        "reachable",
+    )
+    rows = tuple(
+        (
+            label,
+            _held(client, group.classes),
+            f"{client.samples:,}",
+            f"{share:.3f}",
+            *(f"{weights[k]:.3f}" for weights in learned.values()),
+            epochs_of(client.epochs),
+            f"{100 * client.participation_probability:.0f} %",
+        )
+        for k, (label, client, share) in enumerate(
+            zip(group.clients, federation.clients, federation.shares, strict=True)
+        )
+    )
+    return Table(header, rows[:MOST_ROWS], words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
+
+
+def _held(client: ClientRecord, classes: Sequence[str]) -> str:
+    if len(client.held) == len(client.label_counts):
+        return "all"
+    more = f", … ({len(client.held)})" if len(client.held) > MOST_LABELS else ""
+    return ", ".join(classes[label] for label in client.held[:MOST_LABELS]) + more
+
+
+def numbers_table(first: str, names: Sequence[str], columns: Mapping[str, Floats], digits: int = 1) -> Table:
+    """A chart's numbers; a column that is shorter than the others ends early."""
+    rows = tuple(
+        (name, *(_number(values[i], digits) if i < len(values) else NONE for values in columns.values()))
+        for i, name in enumerate(names[:MOST_ROWS])
+    )
+    return Table((first, *columns), rows, left_out=max(0, len(names) - MOST_ROWS))
+
+
+def _number(value: float, digits: int) -> str:
+    return NONE if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def settings_table(run: RunRecord) -> Table:
+    """settings.json line by line, the digest that stands for the federation, and how weights were learned."""
+    digest = [("federation digest", run.federation.digest)] if run.federation is not None else []
+    learned = [row for name, weights in run.learned.items() for row in _flat(weights.settings, name)]
+    rows = [*digest, *_flat(run.settings, ""), *learned]
+    return Table(("setting", "value"), tuple(rows[:MOST_ROWS]), words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
+
+
+def _flat(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Nested settings as (name with dots, value); what was not set and the list of files say nothing."""
+    if name == "files" or value is None:
+        return
+    if isinstance(value, dict) and depth < DEEPEST:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{plain(key)}" if name else plain(key), depth + 1)
+    else:
+        yield name, plain(", ".join(map(_word, value)) if isinstance(value, list) else _word(value))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "…" if isinstance(value, dict | list) else str(value)

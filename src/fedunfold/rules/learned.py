@@ -1,0 +1,230 @@
+"""Learned weights: a rule read off a file, with how it was learned."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import ClientUpdates, Need
+from fedunfold.core.settings import Count, Settings
+from fedunfold.core.text_table import TextTable
+from fedunfold.io.atomic import is_plain_file, write_atomically
+from fedunfold.io.checkpoint import NO_CHECKSUM, DamagedError, embed_checksum, verify_checksum
+from fedunfold.io.limits import LimitError
+from fedunfold.io.safetensors import UNREADABLE, open_tensors
+from fedunfold.rules.rule import State, simplex_violation
+from fedunfold.version import VERSION
+
+FORMAT = 1
+
+
+class Header(Settings):
+    """What the file says beside its tensors; the checksum is as in `checkpoints`."""
+
+    checksum: str = ""
+    format: Count
+    keys: tuple[str, ...] = Field(min_length=1)
+    rounds: Count
+    settings: dict[str, Any]
+    digest: str
+    version: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedWeights:
+    """Θ[T, K] for the clients `keys`, with the outer loss of every iteration and Θ before and after each.
+
+    `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
+    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t]. `warnings` say what was odd about
+    the learning, a line each.
+
+    >>> import fedunfold as fu
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=1))
+    >>> learned
+    LearnedWeights(rounds=10, clients=5, iterations=1)
+    """
+
+    keys: tuple[str, ...]
+    weights: Tensor
+    losses: Tensor
+    history: Tensor
+    settings: dict[str, Any]
+    digest: str = ""
+    version: str = VERSION
+    name: str = "learned"
+    needs: frozenset[Need] = field(default=frozenset(), repr=False)
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rounds, clients = self.weights.shape
+        return f"LearnedWeights(rounds={rounds}, clients={clients}, iterations={len(self.losses)})"
+
+    def _repr_html_(self) -> str:
+        """Θ for a notebook: a row for each client, shaded by its weight."""
+        rows = self.weights.T.tolist()
+        return TextTable(
+            f"{self!r}: how much each client counts in each round",
+            ("client", *(str(t + 1) for t in range(len(self.weights)))),
+            [(key, *(f"{weight:.2f}" for weight in row)) for key, row in zip(self.keys, rows, strict=True)],
+            [(0.0, *row) for row in rows],
+        ).html()
+
+    def __call__(self, report: ClientUpdates, state: State) -> tuple[Tensor, State]:
+        if report.keys != self.keys:
+            raise InputError(_other_clients(self.keys, report.keys))
+        if report.round >= len(self.weights):
+            raise InputError(
+                f"the weights were learned for {len(self.weights)} rounds and have none for round "
+                f"{report.round}; map them to more rounds to repeat the last row."
+            )
+        return self.weights[report.round], state
+
+    def adapt(self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False) -> "LearnedWeights":
+        """These weights for a federation: refused where it is another one, unless `mapped` is asked for.
+
+        An empty digest, theirs or ours, stands for a federation that was not described.
+
+        Mapping goes by client key (every client must be known; rows are renormalised over those taken) and
+        by round: a shorter run takes the first rows, rounds beyond T repeat the last.
+        """
+        same_federation = digest == self.digest or not (digest and self.digest)
+        if tuple(keys) == self.keys and rounds == len(self.weights) and same_federation:
+            return self
+        if not mapped:
+            raise InputError(self._mismatch(tuple(keys), rounds))
+        unknown = [key for key in keys if key not in self.keys]
+        if unknown:
+            raise InputError(
+                f"the weights cannot be mapped: client '{unknown[0]}' was not in the federation they were "
+                f"learned on ({', '.join(self.keys)})."
+            )
+        columns = torch.tensor([self.keys.index(key) for key in keys])
+        rows = torch.arange(rounds).clamp(max=len(self.weights) - 1)
+        weights = self.weights[rows][:, columns]
+        totals = weights.sum(1, keepdim=True)
+        if bool((totals <= 0).any()):
+            raise InputError("the weights cannot be mapped: these clients have weight 0 in one of the rounds.")
+        history = self.history[:, rows][:, :, columns]
+        history = history / history.sum(-1, keepdim=True)
+        return replace(self, keys=tuple(keys), weights=weights / totals, history=history, digest=digest)
+
+    def _mismatch(self, keys: tuple[str, ...], rounds: int) -> str:
+        if keys != self.keys:
+            return _other_clients(self.keys, keys)
+        if rounds != len(self.weights):
+            return (
+                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as "
+                "many, or ask for mapping (--map), which cuts, or repeats the last row."
+            )
+        return (
+            "the weights were learned on another federation (same client keys, other data, epochs, "
+            "reliability, model or step size); learn them again, or ask for mapping (--map) to use "
+            "them all the same."
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file; the same weights give the same bytes."""
+        header = {
+            "checksum": NO_CHECKSUM,
+            "format": FORMAT,
+            "keys": self.keys,
+            "rounds": len(self.weights),
+            "settings": self.settings,
+            "digest": self.digest,
+            "version": self.version,
+            "warnings": self.warnings,
+        }
+        tensors = {
+            "weights": self.weights.contiguous(),
+            "losses": self.losses.contiguous(),
+            "history": self.history.contiguous(),
+        }
+        # One metadata entry: several would come out in an order that changes from process to process.
+        content = embed_checksum(serialize(tensors, {"fedunfold": json.dumps(header, sort_keys=True)}))
+        write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LearnedWeights":
+        """Read what `save` wrote; nothing in the file is executed."""
+        path = Path(path)
+        if not is_plain_file(path):
+            raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
+        try:
+            with open_tensors(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            header = Header(**json.loads(metadata["fedunfold"]))
+            if header.checksum and not verify_checksum(path.read_bytes()):
+                raise ValueError("its checksum does not hold")
+            learned = cls(
+                keys=header.keys,
+                weights=_numbers(tensors["weights"]),
+                losses=_numbers(tensors["losses"]),
+                history=_numbers(tensors["history"]),
+                settings=header.settings,
+                digest=header.digest,
+                version=header.version,
+                warnings=header.warnings,
+            )
+        except LimitError:
+            raise  # too large is not damaged
+        except UNREADABLE as error:
+            raise DamagedError(
+                f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
+                "learn the weights again."
+            ) from error
+        if header.format != FORMAT:
+            raise InputError(f"weights file {path} has format {header.format}; this version reads {FORMAT}.")
+        learned._check(path)
+        return learned
+
+    def _check(self, path: Path) -> None:
+        rounds, clients, iterations = len(self.weights), len(self.keys), self.losses.numel()
+        expected = {
+            "weights": (self.weights, (rounds, clients)),
+            "losses": (self.losses, (iterations,)),
+            "history": (self.history, (iterations + 1, rounds, clients)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tensor.shape != shape or rounds == 0:
+                raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}.")
+        if odd := [key for key in self.keys if not key.isprintable()]:
+            raise InputError(f"weights file {path} is inconsistent: it names a client {odd[0]!r}.")
+        if len(set(self.keys)) < clients:
+            raise InputError(f"weights file {path} is inconsistent: it names a client twice.")
+        if not bool(torch.isfinite(self.losses).all() and torch.isfinite(self.history).all()):
+            raise InputError(f"weights file {path} is inconsistent: its history is not finite.")
+        for t, row in enumerate(self.weights):
+            if problem := simplex_violation(row, self.keys):
+                raise InputError(f"weights file {path}: round {t} {problem}.")
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    if not tensor.dtype.is_floating_point or tensor.dim() == 0:
+        raise ValueError(f"expected an array of floating-point numbers, not {tensor.dtype} {list(tensor.shape)}")
+    return tensor.double()
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    strangers = [key for key in theirs if key not in mine] or [key for key in mine if key not in theirs]
+    about = f"'{strangers[0]}' is in only one of them" if strangers else "in another order"
+    return (
+        f"the weights belong to another federation: their clients are {_some(mine)}, the run's are "
+        f"{_some(theirs)} ({about}); learn weights for this one, or ask for mapping (--map)."
+    )
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:5]) + (f", … ({len(keys)} in all)" if len(keys) > 5 else "")

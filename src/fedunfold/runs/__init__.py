@@ -1,0 +1,1 @@
+"""The folder a run leaves behind: writing, reading, resuming and repeating it."""

@@ -1,6 +1,0 @@
-"""The federation in one process: all clients of a round advance together, on CPU or GPU."""
-
-from fedunfold.simulation.choosing import kernel_name
-from fedunfold.simulation.engine import SimulatedFederation
-
-__all__ = ["SimulatedFederation", "kernel_name"]

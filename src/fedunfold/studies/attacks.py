@@ -1,0 +1,83 @@
+"""Clients that spoil a federation: what the study of attacks runs against.
+
+| kind  | the last `bad` clients                                                                  |
+|-------|-----------------------------------------------------------------------------------------|
+| flip  | train on y' = C − 1 − y, all their labels mixed up in the same way; they follow the rules |
+| noise | train, and send a direction drawn at random, 10 times as long as their update             |
+
+Neither lies about its losses: a flipping client's are those of its wrong labels, a noisy one's those it met.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedunfold.config import Environment
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import ClientUpdates, TrainRequest
+from fedunfold.core.rng import generator
+from fedunfold.data.federated import FederatedData
+from fedunfold.engines.simulation import SimulatedFederation
+
+TIMES = 10.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Which of the table, and by how many."""
+
+    kind: Literal["flip", "noise"]
+    bad: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.bad}"
+
+    def clients(self, keys: Sequence[str]) -> tuple[str, ...]:
+        """Those who are bad."""
+        if not 0 < self.bad < len(keys):
+            raise InputError(f"an attack is by 1 to {len(keys) - 1} of {len(keys)} clients, not by {self.bad}.")
+        return tuple(keys[-self.bad :])
+
+    def spoiled(self, data: FederatedData) -> FederatedData:
+        """What clients train on."""
+        if self.kind == "noise":
+            return data
+        first = data.offsets[len(data.keys) - len(self.clients(data.keys))]
+        return replace(data, y=torch.cat([data.y[:first], data.classes - 1 - data.y[first:]]))
+
+    def federation(self, environment: Environment, data: FederatedData, **settings: Any) -> SimulatedFederation:
+        """The clients of an environment, the bad ones among them."""
+        if self.kind == "flip":
+            return SimulatedFederation(environment, data, **settings)
+        return NoisyFederation(environment, data, noisy=self.clients(data.keys), **settings)
+
+
+class NoisyFederation(SimulatedFederation):
+    """A simulation in which some clients send noise in place of their update."""
+
+    def __init__(self, environment: Environment, data: FederatedData, *, noisy: Sequence[str], **settings: Any) -> None:
+        super().__init__(environment, data, **settings)
+        self._noisy = frozenset(noisy)
+
+    def train_together(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
+        reports = super().train_together(requests)
+        return [self._with_noise(*pair) for pair in zip(requests, reports, strict=True)]
+
+    def backprop_together(
+        self, requests: Sequence[TrainRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    ) -> list[Tensor]:
+        raise InputError("noise has no gradient: learn with the first_order adjoint where clients send it.")
+
+    def _with_noise(self, request: TrainRequest, report: ClientUpdates) -> ClientUpdates:
+        updates = report.updates.clone()
+        there = [key for key, is_there in zip(report.keys, report.present.tolist(), strict=True) if is_there]
+        for row, key in zip(updates, there, strict=True):
+            if key in self._noisy:
+                stream = generator(self.environment.seed, "attack", request.run, request.round, key)
+                noise = torch.from_numpy(stream.normal(size=len(row))).to(row)
+                row.copy_(TIMES * row.norm() * noise / noise.norm())
+        return replace(report, updates=updates, norms=None)

@@ -1,0 +1,1 @@
+"""The loop over rounds, its state, and comparisons of methods."""

@@ -1,0 +1,346 @@
+"""Run methods on an environment, and compare them over several trials."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedunfold.config import Environment, environment
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import Evaluation
+from fedunfold.core.params import ModelFactory
+from fedunfold.core.settings import is_count
+from fedunfold.core.text_table import TextTable
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
+from fedunfold.tracking import Callback, Learner, callback_scope
+from fedunfold.training.learn import described, device_of, digest_of, learn_weights
+from fedunfold.training.loop import Algorithm, RunResult, run_rounds, run_together
+from fedunfold.training.methods import Method, learned_method, method
+from fedunfold.unfolding import Learning, check_learnable
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """The runs of a method, one for each trial, and the weights it learned, if any."""
+
+    name: str
+    trials: tuple[RunResult, ...]
+    learned: LearnedWeights | None = None
+
+    @property
+    def finals(self) -> list[float]:
+        """Accuracy after the last round, in percent, of every trial."""
+        return [100 * trial.accuracies[-1] for trial in self.trials]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.finals)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over the trials (n − 1); 0 for a single one."""
+        return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
+
+    @property
+    def spread(self) -> str:
+        """Mean and standard deviation for a table; the value alone where there is one."""
+        return f"{self.mean:.1f} ± {self.sd:.1f}" if len(self.trials) > 1 else f"{self.mean:.1f}"
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain values for a table."""
+        return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was odd about the learning, and about each trial."""
+        learned = [] if self.learned is None else self.learned.warnings
+        return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
+
+    @property
+    def rounds(self) -> list[float]:
+        """Mean accuracy after every round, in percent."""
+        per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
+        return [100 * statistics.fmean(values) for values in per_round]
+
+    @property
+    def worst_class(self) -> float:
+        """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent."""
+        last = [trial.evaluations[-1].class_accuracy.nan_to_num(1).min() for trial in self.trials]
+        return 100 * statistics.fmean(float(worst) for worst in last)
+
+    def __repr__(self) -> str:
+        return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, mean={self.mean:.1f}, sd={self.sd:.1f})"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. Shown by itself it is a table, in a terminal and in a notebook.
+
+    >>> import fedunfold as fu
+    >>> table = fu.compare("digits-label-skew", ["fedavg", "uniform-fedavg"], trials=1)
+    >>> [method.name for method in table.methods]
+    ['fedavg', 'uniform-fedavg']
+    >>> table.records()[0].keys()
+    dict_keys(['method', 'trial', 'round', 'accuracy', 'loss'])
+    """
+
+    environment: str
+    trials: int
+    methods: tuple[MethodResult, ...] = field(default=())
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for every method, trial and round (from 1), with the test's accuracy in percent and its loss.
+
+        `pandas.DataFrame(table.records())` is the long form that most plotting and statistics start from.
+        """
+        return [
+            {
+                "method": result.name,
+                "trial": trial,
+                "round": t + 1,
+                "accuracy": 100 * evaluation.accuracy,
+                "loss": evaluation.loss,
+            }
+            for result in self.methods
+            for trial, run in enumerate(result.trials)
+            for t, evaluation in enumerate(run.evaluations)
+        ]
+
+    def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> TextTable:
+        return TextTable(
+            f"{self.environment}: accuracy on the test set after the last round (%)",
+            ("method", "trials", "mean ± sd", "worst class"),
+            [(m.name, str(len(m.trials)), m.spread, f"{m.worst_class:.1f}") for m in self.methods],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; accuracies in percent."""
+        return {
+            "environment": self.environment,
+            "trials": self.trials,
+            "methods": [
+                {**result.as_row(), "rounds": result.rounds, "warnings": result.warnings} for result in self.methods
+            ],
+        }
+
+
+def run(
+    env: Environment | str | Path,
+    method: Method | WeightingRule | Weigh | str = "fedavg",
+    *,
+    trial: int = 0,
+    model: ModelFactory | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
+    tracker: Callback | None = None,
+) -> RunResult:
+    """Train an environment's federation once. A method that learns its weights has to come with them.
+
+    A `tracker` hears of every round. A `checkpoint` file lets an interrupted run go on.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew", "fedavg")
+    >>> len(result.accuracies)
+    10
+    """
+    env = environment(env)
+    chosen = _as_method(method)
+    if chosen.rule is None:
+        raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    rule = _fitting(chosen.rule, env, model)
+    settings = {"method": chosen.name, "rule": rule.name, "algorithm": asdict(chosen.algorithm), "trial": trial}
+    with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
+        result = run_rounds(
+            federation,
+            rule,
+            env.rounds,
+            algorithm=chosen.algorithm,
+            run=f"trial-{trial}",
+            digest=digest_of(env, model),
+            checkpoint=checkpoint,
+            checkpoint_seconds=None,
+            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen),
+        )
+        heard.trial(chosen.name, trial, 1, result)
+        last = result.evaluations[-1]
+        heard.table([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+    return result
+
+
+def trained_module(
+    env: Environment | str | Path, result: RunResult, *, model: ModelFactory | None = None
+) -> torch.nn.Module:
+    """The classifier that a run trained, ready to predict or to save its `state_dict()`.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew")
+    >>> fu.trained_module("digits-label-skew", result)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=64, out_features=32, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=32, out_features=10, bias=True)
+    )
+    """
+    return SimulatedFederation(environment(env), model=model).module(result.model)
+
+
+def client_accuracies(
+    env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
+) -> list[list[float]]:
+    """Accuracy (a fraction) of every run's final model on each client's own training data.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew")
+    >>> len(client_accuracies("digits-label-skew", [result])[0])
+    5
+    """
+    if not results:
+        return []
+    federation = SimulatedFederation(environment(env), model=model, dtype=results[0].model.dtype)
+    return [federation.client_accuracies(result.model).tolist() for result in results]
+
+
+def compare(
+    env: Environment | str | Path,
+    methods: Sequence[Method | WeightingRule | Weigh | str],
+    *,
+    trials: int = 5,
+    learning: Learning | None = None,
+    model: ModelFactory | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpoints: Path | None = None,
+    tracker: Callback | None = None,
+) -> Comparison:
+    """Run every method `trials` times, each with its own initial model, minibatches and absences.
+
+    A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
+    weights (used with what they were learned for), or a `Method`.
+    Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
+    draws the same for every method. A `tracker` hears of every outer iteration, round and trial. A folder for
+    `checkpoints` lets an interrupted comparison go on.
+
+    >>> import fedunfold as fu
+    >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
+    1
+    """
+    env = environment(env)
+    if not is_count(trials):
+        raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
+    given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
+    chosen = [_as_method(entry) for entry in given]
+    if not chosen:
+        raise InputError("a comparison needs at least one method, such as fedavg.")
+    names = [entry.name for entry in chosen]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"method '{twice}' is named twice; name each once.")
+    # Everything that can be refused is refused now, and not after hours of the methods before it.
+    for entry in chosen:
+        entry.algorithm.aggregate.check_enough(len(env.clients))
+        if entry.rule is None:
+            check_learnable(entry.algorithm)
+        else:
+            _fitting(entry.rule, env, model)
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    settings = {
+        "methods": names,
+        "trials": trials,
+        "algorithms": {entry.name: asdict(entry.algorithm) for entry in chosen},
+        "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
+    }
+    digest = digest_of(env, model)
+    results = []
+    with callback_scope(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
+        for position, entry in enumerate(chosen):
+            rule, algorithm = entry.rule, entry.algorithm
+            if rule is None:
+                rule = learn_weights(
+                    env,
+                    algorithm=entry.algorithm,
+                    learning=learning or entry.learning,
+                    model=model,
+                    device=device,
+                    dtype=dtype,
+                    checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
+                    tracker=Learner(heard, entry.name),
+                )
+                algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
+            rule = _fitting(rule, env, model)
+            kept = checkpoints and checkpoints / str(position)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
+            results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
+        comparison = Comparison(env.name, trials, tuple(results))
+        heard.table([result.as_row() for result in comparison.methods])
+    return comparison
+
+
+def _trials(
+    name: str,
+    federation: SimulatedFederation,
+    rule: WeightingRule,
+    algorithm: Algorithm,
+    trials: int,
+    heard: Callback,
+    digest: str,
+    kept: Path | None,
+) -> tuple[RunResult, ...]:
+    """All trials of a method, as many in step as the federation says is worth it.
+
+    `kept` is how the names of their checkpoints begin.
+    """
+    rounds = federation.environment.rounds
+    runs: list[RunResult] = []
+    names = [f"trial-{trial}" for trial in range(trials)]
+    for first in range(0, trials, federation.max_parallel_runs):
+
+        def tell(t: int, tests: Sequence[Evaluation], first: int = first) -> None:
+            for trial, seen in enumerate(tests, first):
+                heard.round(name, trial, t, seen)
+
+        outcomes = run_together(
+            federation,
+            rule,
+            rounds,
+            names[first : first + federation.max_parallel_runs],
+            algorithm=algorithm,
+            digest=digest,
+            checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
+            checkpoint_seconds=None,
+            on_round=tell,
+        )
+        for outcome in outcomes:
+            heard.trial(name, len(runs), trials, outcome)
+            runs.append(outcome)
+    return tuple(runs)
+
+
+def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return method(given)
+    if isinstance(given, LearnedWeights):
+        return learned_method(given)
+    rule = as_rule(given)
+    return Method(rule.name, Algorithm(), rule)
+
+
+def _fitting(rule: WeightingRule, env: Environment, model: ModelFactory | None) -> WeightingRule:
+    """Learned weights are refused where they were learned for another federation."""
+    if not isinstance(rule, LearnedWeights):
+        return rule
+    return rule.adapt(env.load().keys, env.rounds, digest_of(env, model))

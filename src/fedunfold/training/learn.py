@@ -1,0 +1,106 @@
+"""Learn weights for an environment, in this process."""
+
+import hashlib
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedunfold.config import Environment, environment
+from fedunfold.core.errors import InputError
+from fedunfold.core.params import ModelFactory
+from fedunfold.data.federated import FederatedData
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.tracking import Callback, callback_scope
+from fedunfold.tracking.scalars import iteration_records
+from fedunfold.training.loop import Algorithm
+from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
+from fedunfold.version import VERSION
+
+
+def device_of(given: str | torch.device) -> torch.device:
+    """A device that is really there."""
+    name = str(given)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one.") from error
+    return device
+
+
+def digest_of(env: Environment, model: ModelFactory | None) -> str:
+    """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
+    digest = env.digest(env.load())
+    if model is None:
+        return digest
+    shapes = [list(p.shape) for p in model().parameters()]
+    return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
+
+
+def learn_weights(
+    env: Environment | str | Path,
+    *,
+    algorithm: Algorithm | None = None,
+    learning: Learning | None = None,
+    model: ModelFactory | None = None,
+    fraction: float = 1.0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
+    tracker: Callback | None = None,
+) -> LearnedWeights:
+    """Learn how much each client should count in each round of an environment.
+
+    `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
+    they are learned, `model` a function that builds a classifier in place of the environment's own. With a
+    `fraction` below 1, every client gives only that part of its data to the learning.
+    A `checkpoint` file lets an interrupted learning go on; a `tracker` hears of every outer iteration.
+
+    >>> import fedunfold as fu
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
+    >>> learned.weights.shape
+    torch.Size([10, 5])
+    """
+    env = environment(env)
+    data = env.load()
+    federation = SimulatedFederation(
+        env, data.restricted(fraction, env.seed), model=model, device=device_of(device), dtype=dtype
+    )
+    algorithm, learning = algorithm or Algorithm(), learning or Learning()
+    check_learnable(algorithm)
+    check_learning(learning)
+    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
+    with callback_scope(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
+        learned = learn(
+            federation,
+            env.rounds,
+            algorithm=algorithm,
+            learning=learning,
+            digest=digest_of(env, model),
+            checkpoint=checkpoint,
+            on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
+        )
+        heard.table([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+    return learned
+
+
+def described(command: str, env: Environment, data: FederatedData, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What a tracker hears of every run: the federation and what it is computed on."""
+    return {
+        "command": command,
+        "environment": env.name,
+        "clients": list(data.keys),
+        "rounds": env.rounds,
+        "batch_size": env.batch_size,
+        "lr": env.lr,
+        "seed": env.seed,
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
+        "version": VERSION,
+    }

@@ -1,0 +1,85 @@
+"""Where a learning stands, in memory and in a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedunfold.io.checkpoint import Checkpoint, Tensors
+from fedunfold.unfolding.adjoint import normalize_squares
+from fedunfold.unfolding.optimizer import Adam
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the next outer iteration needs, and what the ones before it brought.
+
+    `roots[T, K+1]` are θ and, in the last column, σ (s = σ²), so that one Adam serves both; `losses` has an
+    entry for every iteration done, `history` Θ before the first and after each, `rejected[K]` counts in how many
+    rounds of all of them a client was set aside.
+    """
+
+    roots: Tensor
+    optimizer: Adam
+    losses: tuple[float, ...] = ()
+    history: tuple[Tensor, ...] = field(default=())
+    rejected: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+    @classmethod
+    def start(cls, shares: Tensor, step_sizes: Sequence[float], betas: tuple[float, float]) -> "Progress":
+        """θ = √(N_k/N) and σ = √s_t in every round."""
+        sigma = torch.tensor(step_sizes, dtype=shares.dtype).sqrt()
+        roots = torch.cat([shares.sqrt().repeat(len(sigma), 1), sigma[:, None]], 1)
+        nobody = torch.zeros(len(shares), dtype=torch.long)
+        return cls(roots, Adam.start(roots, betas), (), (normalize_squares(roots[:, :-1]),), nobody)
+
+    def after(self, loss: float, gradient: Tensor, lr: float | Tensor) -> "Progress":
+        """One Adam step further."""
+        roots, optimizer = self.optimizer.step(self.roots, gradient, lr)
+        history = (*self.history, normalize_squares(roots[:, :-1]))
+        return Progress(roots, optimizer, (*self.losses, loss), history, self.rejected)
+
+    def with_set_aside(self, clients: Sequence[int]) -> "Progress":
+        """The same, with these clients counted, as often as they are named."""
+        return replace(
+            self,
+            rejected=self.rejected
+            + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.rejected)),
+        )
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        checkpoint.save(
+            {
+                "roots": self.roots,
+                "m": self.optimizer.m,
+                "v": self.optimizer.v,
+                "losses": torch.tensor(self.losses, dtype=torch.float64),
+                "history": torch.stack(self.history),
+                "rejected": self.rejected,
+            }
+        )
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, betas: tuple[float, float]) -> "Progress | None":
+        """Read what `save` wrote for the same learning, where there is such a file."""
+
+        def parse(tensors: Tensors, _: object) -> Progress:
+            _check(**tensors)
+            losses = tuple(tensors["losses"].tolist())
+            optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
+            return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["rejected"])
+
+        return checkpoint.load(parse)
+
+
+def _check(roots: Tensor, m: Tensor, v: Tensor, losses: Tensor, history: Tensor, rejected: Tensor) -> None:
+    """ValueError where the tensors are not of one learning: [T, K+1] thrice, [M], [M+1, T, K] and [K]."""
+    rounds, columns = roots.shape
+    shapes = [(rounds, columns), (rounds, columns), (len(losses),), (len(losses) + 1, rounds, columns - 1)]
+    if [tuple(tensor.shape) for tensor in (m, v, losses, history)] != shapes or rejected.shape != (columns - 1,):
+        raise ValueError("its tensors are of different sizes")
+    if not all(tensor.is_floating_point() for tensor in (roots, m, v, losses, history)):
+        raise ValueError("its tensors are no floating-point numbers")
+    if rejected.dtype != torch.long:
+        raise ValueError("its counts are no whole numbers")

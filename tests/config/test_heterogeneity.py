@@ -1,0 +1,127 @@
+"""How unlike clients are, against the formulas worked by hand, and what is said about it."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedunfold.config import Environment, environment
+from fedunfold.config.heterogeneity import Heterogeneity
+from fedunfold.config.recommendation import outlook
+
+
+def federation(counts: list[list[int]], **settings: Any) -> Environment:
+    """Clients with so many samples of each class."""
+    labels = [np.repeat(np.arange(len(row)), row) for row in counts]
+    clients = {f"c{k}": (np.zeros((len(y), 1)), y) for k, y in enumerate(labels)}
+    test = (np.zeros((1, 1)), np.zeros(1, int))
+    chosen = {"rounds": 3, "batch_size": 4, "lr": 0.1} | settings
+    return Environment.from_arrays(clients, test, classes=len(counts[0]), **chosen)
+
+
+def measured(env: Environment) -> Heterogeneity:
+    return Heterogeneity.of(env, env.load())
+
+
+def test_worked_by_hand() -> None:
+    """p = (1/2, 1/4, 1/4); client 0 has (1, 0, 0), client 1 (1/4, 3/8, 3/8)."""
+    found = measured(
+        federation(
+            [[4, 0, 0], [2, 3, 3]],
+            epochs={"c0": (1, 2, 3), "c1": 5},
+            participation_probability={"c0": 0.5, "c1": 0.8},
+        )
+    )
+    assert found.divergence == pytest.approx({"c0": 0.5, "c1": 0.25})
+    assert found.mean_divergence == pytest.approx(4 / 12 * 0.5 + 8 / 12 * 0.25)
+    assert found.size_ratio == 2
+    assert found.epochs_ratio == 2.5
+    assert found.reliability_spread == pytest.approx(0.3)
+    assert found.expected_present == pytest.approx(1.3)
+    assert found.nobody == pytest.approx(0.5 * 0.2)
+    assert found.sole_holders == {"1": "c1", "2": "c1"}
+
+
+def test_classes_go_by_their_names() -> None:
+    env = federation([[4, 0], [2, 3]]).replace(class_names=("ill", "well"))
+    assert measured(env).sole_holders == {"well": "c1"}
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5),
+    participation_probability=st.lists(st.floats(0, 1), min_size=5, max_size=5),
+    clients_per_round=st.integers(1, 5),
+)
+def test_what_holds_for_all_federations(
+    counts: list[list[int]], participation_probability: list[float], clients_per_round: int
+) -> None:
+    clients = len(counts)
+    drawn = min(clients_per_round, clients)
+    by_key = {f"c{k}": participation_probability[k] for k in range(clients)}
+    found = measured(federation(counts, participation_probability=by_key, clients_per_round=drawn))
+    assert all(-1e-12 <= value <= 1 for value in found.divergence.values())
+    assert found.size_ratio >= 1
+    sets = list(itertools.combinations(by_key.values(), drawn))
+    assert found.nobody == pytest.approx(sum(math.prod(1 - r for r in each) for each in sets) / len(sets))
+    assert found.expected_present == pytest.approx(sum(sum(each) for each in sets) / len(sets))
+    doubled = measured(
+        federation([[2 * n for n in row] for row in counts], participation_probability=by_key, clients_per_round=drawn)
+    )
+    assert doubled.divergence == pytest.approx(found.divergence)
+    backwards = measured(
+        federation([row[::-1] for row in counts], participation_probability=by_key, clients_per_round=drawn)
+    )
+    assert backwards.divergence == pytest.approx(found.divergence)
+
+
+@pytest.mark.parametrize(
+    ("counts", "settings", "verdict", "words"),
+    [
+        ([[20, 20], [21, 20]], {}, "unlikely", ("alike",)),
+        ([[20, 20]], {}, "unlikely", ("one client",)),
+        ([[20, 0], [0, 20]], {}, "likely", ("labels differ", "one client alone", "c0 (0)", "c1 (1)")),
+        ([[20, 3], [4, 20]], {}, "perhaps", ("labels differ",)),
+        ([[20, 20], [2, 2]], {}, "perhaps", ("10 times",)),
+        (
+            [[20, 20], [20, 20]],
+            {"participation_probability": 0.8, "clients_per_round": 1},
+            "perhaps",
+            ("0.8 of 2", "remembers"),
+        ),
+        ([[20, 20], [20, 20]], {"epochs": {"c0": 1, "c1": 4}}, "likely", ("4 times as long",)),
+        ([[20, 20], [20, 20]], {"participation_probability": {"c0": 1, "c1": 0.1}}, "likely", ("0.9 apart",)),
+    ],
+)
+def test_outlook(counts: list[list[int]], settings: dict[str, Any], verdict: str, words: tuple[str, ...]) -> None:
+    seen = outlook(measured(federation(counts, **settings)))
+    assert seen.learned_weights == verdict
+    for word in words:
+        assert word in " ".join(seen.reasons)
+
+
+def test_rounds_without_anybody_are_warned_of() -> None:
+    assert "25 %" in outlook(measured(federation([[2, 2], [2, 2]], participation_probability=0.5))).warnings[0]
+    assert not outlook(measured(federation([[2, 2], [2, 2]], participation_probability=0.9))).warnings
+
+
+@pytest.mark.parametrize("name", ["digits-label-skew", "digits-compute-skew", "digits-flaky"])
+def test_bundled_federations_where_learned_weights_gain(name: str) -> None:
+    assert outlook(measured(environment(name))).learned_weights == "likely"
+
+
+def test_the_committed_runs_bear_the_outlook_out() -> None:
+    """Sole classes always gained; what is called unlikely never gained a point by learned weights."""
+    page = Path(__file__).parents[2] / "docs" / "results" / "outlook" / "results.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "±" in line]
+    seen = [(row[6], int(row[2]), float(row[8])) for row in rows]
+    assert {verdict for verdict, _, _ in seen} == {"likely", "perhaps", "unlikely"}
+    for verdict, sole, gain in seen:
+        if sole:
+            assert verdict == "likely" and gain > 0
+        if verdict == "unlikely":
+            assert gain < 1

@@ -1,0 +1,323 @@
+"""Private federations: the open one's numbers, and a server that hears sums and single numbers alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
+
+from fedunfold.aggregation.robust import median
+from fedunfold.config import Environment
+from fedunfold.core.errors import InputError
+from fedunfold.core.task import OuterLoss
+from fedunfold.engines.flower import RemoteFederation, client_app, federation, site_of
+from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
+from fedunfold.engines.flower.secagg.protocol import ShareDelivery, read
+from fedunfold.engines.flower.wire import read_assignment
+from fedunfold.local.optimizers import nova, prox
+from fedunfold.rules import dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.rules.rule import WeightingRule
+from fedunfold.server.optimizers import adam
+from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.unfolding import Learning, learn
+from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, unfold
+from tests.engines.flower.test_server import remote
+from tests.support.federations import simulated, tiny
+from tests.support.grid import LocalGrid
+
+SIZES = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 10 * error_bound(5)}  # three rounds carry the error of their sums on
+
+Fails = Callable[[str, str, int], bool]
+"""Whether a client fails to answer: by its key, the kind of message, and how many of that kind it had before."""
+
+
+def five(**settings: Any) -> Environment:
+    return tiny(SIZES, **settings)
+
+
+class Flaky(LocalGrid):
+    """Private clients, some of which fail some of the time."""
+
+    def __init__(self, env: Environment, fails: Fails | None = None) -> None:
+        keys = env.load().keys
+        app = client_app(lambda context: site_of(env, context, torch.float64))
+        super().__init__(app, {100 + k: {"key": key, "private": True} for k, key in enumerate(keys)})
+        self.heard: list[tuple[Message, Message]] = []
+        counts: dict[tuple[str, str], int] = {}
+
+        def answer(message: Message, context: Context) -> Message:
+            key, kind = str(context.node_config["key"]), message.metadata.message_type.removeprefix("query.")
+            seen = counts[key, kind] = counts.get((key, kind), -1) + 1
+            if fails is not None and fails(key, kind, seen):
+                raise RuntimeError("gone")
+            reply = app(message, context)
+            self.heard.append((message, reply))
+            return reply
+
+        self.app = answer  # type: ignore[assignment]
+
+
+def private(env: Environment, fails: Fails | None = None) -> RemoteFederation:
+    return federation(Flaky(env, fails), env, dtype=torch.float64, private=True)
+
+
+def gone(key: str, kind: str, when: int) -> Fails:
+    return lambda *message: message == (key, kind, when)
+
+
+@pytest.mark.parametrize(
+    ("rule", "absent"),
+    [
+        (size(), "keep"),
+        (uniform(), "drop"),
+        (fixed([[0.1, 0.2, 0.3, 0.3, 0.1]] * 3), "keep"),
+        (dr(), "drop"),
+        (dr(loss="start"), "keep"),
+        (fedfa(), "drop"),
+    ],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_runs(rule: WeightingRule, absent: Any) -> None:
+    env = five(participation_probability=0.8, seed=3)
+    algorithm = Algorithm(nova(), absent=absent)
+    here, there = (run_rounds(f, rule, 3, algorithm=algorithm) for f in (simulated(env), private(env)))
+    assert torch.equal(here.present, there.present)
+    assert not here.present.all()
+    torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
+    torch.testing.assert_close(there.model, here.model, **TOLERANCE)
+    assert there.accuracies == here.accuracies
+
+
+def unfolded(clients: Any, adjoint: AdjointKind, outer: Any = "path", **algorithm: Any) -> UnrolledResult:
+    theta = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    return at(theta, clients, adjoint, outer, **algorithm)
+
+
+def at(theta: Tensor, clients: Any, adjoint: AdjointKind, outer: Any, **algorithm: Any) -> UnrolledResult:
+    start = clients.initial_model("learn-0")
+    return unfold(clients, theta, Algorithm(**algorithm), OuterLoss(outer), adjoint, run="learn-0", model=start)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize(
+    ("outer", "algorithm"),
+    [
+        ("path", {}),
+        ("balanced", {"update": prox(0.3), "absent": "drop"}),
+        ("final", {"server": adam()}),
+        ("mse", {"absent_loss": "skip", "step_sizes": (1.0, 0.5)}),
+    ],
+)
+def test_gradients(adjoint: AdjointKind, outer: str, algorithm: dict[str, Any]) -> None:
+    env = five(participation_probability=0.8, seed=3)
+    here, there = (unfolded(f, adjoint, outer, **algorithm) for f in (simulated(env), private(env)))
+    assert there.loss == pytest.approx(here.loss, rel=1e-10)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(there.step_gradient, here.step_gradient, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_learned_weights(adjoint: AdjointKind) -> None:
+    env = five(participation_probability=0.8, seed=3)
+    learning = Learning(iterations=2, lr=0.1, adjoint=adjoint, step_sizes="learned")
+    here, there = (learn(f, 2, learning=learning) for f in (simulated(env), private(env)))
+    torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
+
+
+def test_a_round_without_anybody() -> None:
+    """Its outer gradients are asked for at once, because nobody walks back."""
+    env = five(participation_probability=0.0)
+    here, there = (unfolded(f, "exact") for f in (simulated(env), private(env)))
+    assert there.loss == pytest.approx(here.loss, rel=1e-10)
+    torch.testing.assert_close(there.gradient, torch.zeros(2, 5, dtype=torch.float64))
+
+
+# --- clients that are lost ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["measure", "advertise", "share", "mask"])
+@pytest.mark.parametrize("absent", ["keep", "drop"])
+def test_a_client_lost_before_its_vector_came_is_absent(stage: str, absent: Any) -> None:
+    env = five()
+    algorithm = Algorithm(absent=absent)
+    clients = private(env, gone("b", stage, 0))
+    found = run_rounds(clients, size(), 2, algorithm=algorithm)
+    assert found.present.tolist() == [[True, False, True, True, True], [True] * 5]
+    assert clients.faults.as_dict() == {"b": {"failed": 1}}
+    expected = run_rounds(without_b(env, 0), size(), 2, algorithm=algorithm)
+    torch.testing.assert_close(found.model, expected.model, **TOLERANCE)
+
+
+def without_b(env: Environment, missed: int) -> RemoteFederation:
+    """An open federation in which b trains, but cannot say so, in one round."""
+    return remote(env, lambda key, verb, t, reply: None if (key, verb, t) == ("b", "train", missed) else reply)
+
+
+def test_a_client_lost_after_its_vector_came_is_in_the_sum() -> None:
+    env = five()
+    clients = private(env, gone("b", "unmask", 1))
+    found = run_rounds(clients, size(), 2)
+    assert found.present.all()
+    assert clients.faults.as_dict() == {"b": {"failed": 1}}
+    torch.testing.assert_close(found.model, run_rounds(simulated(env), size(), 2).model, **TOLERANCE)
+
+
+def test_a_client_that_restarts_within_a_sum_is_lost_for_that_sum_alone(caplog: pytest.LogCaptureFixture) -> None:
+    env = five()
+    grid = Flaky(env)
+    honest = grid.app
+
+    def restarting(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.mask" and len(grid.heard) < 30:
+            context = Context(1, 1, context.node_config, RecordDict(), {}) if context.node_id == 101 else context
+        return honest(message, context)
+
+    grid.app = restarting  # type: ignore[assignment]
+    clients = federation(grid, env, dtype=torch.float64, private=True)
+    found = run_rounds(clients, size(), 2)
+    assert found.present.tolist() == [[True, False, True, True, True], [True] * 5]
+    assert "client 'b' knows nothing of this sum; it may have restarted" in caplog.text
+
+
+def test_fewer_than_the_threshold() -> None:
+    env = five()
+    clients = private(env, lambda key, kind, seen: kind == "mask" and key in "abc" and seen == 1)
+    with pytest.raises(InputError, match="round 1: 2 clients sent a vector to the secure sum, and at least 3"):
+        run_rounds(clients, size(), 3)
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop"])
+def test_gradients_are_those_of_the_sum_that_was_made(absent: Any) -> None:
+    """The open federation's are checked by finite differences (test_remote)."""
+    env = five()
+    here, there = (
+        unfolded(clients, "exact", "final", absent=absent, update=nova())
+        for clients in (without_b(env, 1), private(env, gone("b", "mask", 1)))
+    )
+    assert there.loss == pytest.approx(here.loss, rel=1e-10)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-8, atol=1e-10)
+    assert (abs(float(there.gradient[1, 1])) < 1e-12) == (absent == "drop")
+
+
+def test_one_unheard_inner_product_is_worked_out_from_the_sum() -> None:
+    env = five()
+    expected = unfolded(simulated(env), "first_order").gradient
+    clients = private(env, gone("b", "inner", 1))
+    torch.testing.assert_close(unfolded(clients, "first_order").gradient, expected, rtol=1e-8, atol=1e-10)
+    assert clients.faults.as_dict() == {"b": {"failed": 1}}
+
+
+def test_an_adjoint_without_one_client_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    clients = private(five(), gone("b", "mask", 3))  # two sums of updates, the last layer, then the way back
+    assert torch.isfinite(unfolded(clients, "exact").gradient).all()
+    assert "round 1: the adjoint goes on without b" in caplog.text
+
+
+# --- what the server hears ---------------------------------------------------------------------------------
+
+
+def vectors_behind(env: Environment, grid: Flaky) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(plain, masked) for every vector that clients sent."""
+    found = []
+    for message, reply in grid.heard:
+        if message.metadata.message_type == "query.mask":
+            context = Context(1, 1, grid.nodes[message.metadata.dst_node_id], RecordDict(), {})
+            site, delivery = site_of(env, context, torch.float64), read(message.content, ShareDelivery)
+            made = getattr(site, delivery.verb)(*read_assignment(message.content)).arrays[delivery.array]
+            masked = reply.content.array_records["arrays"]["masked"].numpy().view(np.uint64)
+            found.append((delivery.weight * made.numpy(), masked))
+    return found
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_no_message_shows_a_single_vector(adjoint: AdjointKind) -> None:
+    env = five(model=(64,), participation_probability=0.8, seed=3)
+    grid = Flaky(env)
+    unfolded(federation(grid, env, dtype=torch.float64, private=True), adjoint, "balanced")
+    pairs = vectors_behind(env, grid)
+    assert len(pairs) > 20
+    deviation = len(pairs[0][0]) ** -0.5
+    for plain, masked in pairs:
+        assert np.abs(plain).max() > 0
+        hidden = encode(plain, 5)
+        assert np.mean(masked == hidden) == 0
+        for shown in (masked.astype(np.float64), masked.view(np.int64).astype(np.float64)):
+            assert abs(np.corrcoef(plain, shown)[0, 1]) < 6 * deviation
+        assert abs(np.mean(masked >> np.uint64(63)) - 0.5) < 6 * 0.5 * deviation
+    for number, (_, masked) in enumerate(pairs):
+        assert all(np.mean(masked == other) == 0 for _, other in pairs[:number])
+    others = [reply.content for message, reply in grid.heard if message.metadata.message_type != "query.mask"]
+    assert all(not record for content in others for record in content.array_records.values())
+    for _, reply in grid.heard:
+        for record in reply.content.metric_records.values():
+            assert all(isinstance(number, float) for number in record.values())
+        letters = [v for r in reply.content.config_records.values() for v in r.values() if isinstance(v, bytes | list)]
+        pieces = [p for v in letters for p in ([v] if isinstance(v, bytes) else v) if isinstance(p, bytes)]
+        assert sum(map(len, pieces)) < 8 * len(pairs[0][0])  # keys and shares: too short to hold a vector
+
+
+def test_the_same_vector_never_looks_the_same() -> None:
+    env = five()
+    grids = [Flaky(env), Flaky(env)]
+    for grid in grids:
+        run_rounds(federation(grid, env, dtype=torch.float64, private=True), size(), 1)
+    for (plain, masked), (again, other) in zip(*(vectors_behind(env, grid) for grid in grids), strict=True):
+        assert np.array_equal(plain, again)
+        assert not np.any(masked == other)
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_rules_and_absences_that_need_single_vectors() -> None:
+    env = five()
+    grid = Flaky(env)
+    clients = federation(grid, env, dtype=torch.float64, private=True)
+    registered = len(grid.sent)
+    with pytest.raises(InputError, match="shows no gradients of single clients, which rules such as fedadp need"):
+        run_rounds(clients, fedadp(), 1)
+    with pytest.raises(InputError, match="shows no updates of single clients, which the server keeps under 'remember'"):
+        run_rounds(clients, size(), 1, algorithm=Algorithm(absent="remember"))
+    with pytest.raises(InputError, match="under 'remember'"):
+        learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=Learning(iterations=1))
+    for algorithm in (Algorithm(screen="norm"), Algorithm(aggregate=median())):
+        with pytest.raises(InputError, match=r"which the screening by norm and the aggregations .* compare; choose"):
+            run_rounds(clients, size(), 1, algorithm=algorithm)
+    assert len(grid.sent) == registered
+
+
+def test_a_private_client_answers_no_open_question(caplog: pytest.LogCaptureFixture) -> None:
+    env = five()
+    clients = federation(Flaky(env), env, dtype=torch.float64)
+    assert not run_rounds(clients, size(), 1).present.any()
+    assert "client 'a' is private and shows no vector of its own; run with private=true" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("node", "run", "shows"),
+    [({}, {}, True), ({"private": True}, {"private": False}, False), ({}, {"private": True}, False)],
+)
+def test_the_run_or_the_node_makes_a_client_private(node: Any, run: Any, shows: bool) -> None:
+    env = five()
+    grid = Flaky(env)
+    run_rounds(federation(grid, env, dtype=torch.float64, private=True), size(), 1)
+    (asked,) = [m for m, _ in grid.heard if (m.metadata.message_type, m.metadata.dst_node_id) == ("query.measure", 100)]
+    app = client_app(lambda context: site_of(env, context, torch.float64))
+    question = Message(asked.content, 100, "train")
+    context = Context(1, 100, {"key": "a", **node}, RecordDict(), run)
+    if shows:
+        assert "updates" in app(question, context).content.array_records["arrays"]
+    else:
+        with pytest.raises(InputError, match="client 'a' is private"):
+            app(question, context)
+
+
+def test_a_vector_beyond_the_bound_makes_a_client_absent(caplog: pytest.LogCaptureFixture) -> None:
+    env = five(lr=1e7)
+    with pytest.raises(InputError, match="round 0: 0 clients sent a vector"):
+        run_rounds(private(env), size(), 1)
+    assert "not finite or beyond ±65536" in caplog.text

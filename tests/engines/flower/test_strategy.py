@@ -1,0 +1,404 @@
+"""WeightedStrategy in the place of FedAvg, with ordinary Flower clients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedunfold as fu
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, reporting
+from fedunfold.engines.flower.serialization import Layout
+from fedunfold.rules.learned import LearnedWeights
+from tests.support.grid import LocalGrid
+
+NODES: dict[int, dict[str, Any]] = {1: {"pull": 1.0, "n": 10}, 2: {"pull": 2.0, "n": 20}, 3: {"pull": 4.0, "n": 10}}
+
+
+def ordinary(message: Message, context: Context) -> Message:
+    """Moves the model halfway to its own target, as any Flower client would train."""
+    target = float(context.node_config["pull"])
+    arrays = message.content.array_records["arrays"]
+    moved = {
+        name: Array(a if a.dtype.kind == "i" else (a + 0.5 * (target - a)).astype(a.dtype))
+        for name, a in ((name, array.numpy()) for name, array in arrays.items())
+    }
+    metrics = MetricRecord({"num-examples": int(context.node_config["n"]), "loss": target, "accuracy": 1 / target})
+    return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+
+def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context], Message] = ordinary) -> ClientApp:
+    app = ClientApp()
+    app.train()(train)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 5, "eval_loss": float(context.node_config["pull"])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    if keys is not None:
+        add_registration(
+            app,
+            lambda context: ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1), (4,)),
+        )
+    return app
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord(
+        {
+            "w": Array(np.zeros((2, 3), dtype=np.float32)),
+            "b": Array(np.zeros(3, dtype=np.float32)),
+            "count": Array(np.array([7])),
+        }
+    )
+
+
+def start(strategy: FedAvg, grid: LocalGrid, rounds: int = 2) -> Any:
+    return strategy.start(grid, initial(), num_rounds=rounds, timeout=5)
+
+
+def trained(result: Any) -> float:
+    values = result.arrays["w"].numpy()
+    assert values.shape == (2, 3)
+    assert (values == values[0, 0]).all()
+    return float(values[0, 0])
+
+
+def test_size_weights_are_fedavg() -> None:
+    ours, theirs = (start(strategy, LocalGrid(app_of(), NODES)) for strategy in (WeightedStrategy(), FedAvg()))
+    assert trained(ours) == pytest.approx(trained(theirs))
+    assert ours.arrays["count"].numpy().tolist() == [7]
+    assert ours.arrays["w"].numpy().dtype == np.float32
+    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+    assert ours.train_metrics_clientapp[1]["loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+
+
+def test_every_rule_by_hand() -> None:
+    """One round from 0: client k moves to target/2, so the model is Σ Θ_k target_k / 2."""
+    by_rule = {
+        fu.uniform(): [1 / 3, 1 / 3, 1 / 3],
+        fu.dr(q=1): [10 * 1 / 250, 20 * 4 / 250, 10 * 16 / 250],
+    }
+    for rule, weights in by_rule.items():
+        strategy = WeightedStrategy(rule)
+        result = start(strategy, LocalGrid(app_of(), NODES), rounds=1)
+        assert [strategy.weights[0][f"node:{node}"] for node in (1, 2, 3)] == pytest.approx(weights)
+        assert trained(result) == pytest.approx(sum(w * t / 2 for w, t in zip(weights, (1, 2, 4), strict=True)))
+
+
+@pytest.mark.parametrize("rule", [fu.fedadp(), fu.fedfa()], ids=lambda rule: rule.name)
+def test_rules_that_need_more(rule: Any) -> None:
+    strategy = WeightedStrategy(rule)
+    start(strategy, LocalGrid(app_of(), NODES))
+    assert sum(strategy.weights[-1].values()) == pytest.approx(1)
+    assert strategy.faults.as_dict() == {}
+
+
+def test_learned_weights_go_by_key() -> None:
+    """Nodes are numbered otherwise than clients are listed."""
+    weights = torch.tensor([[0.7, 0.1, 0.2]], dtype=torch.float64)
+    learned = LearnedWeights(("c", "a", "b"), weights, torch.zeros(0), weights[None], {})
+    strategy = WeightedStrategy(learned)
+    result = start(strategy, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES), rounds=1)
+    assert trained(result) == pytest.approx((0.1 * 1 + 0.2 * 2 + 0.7 * 4) / 2)
+
+
+def test_server_optimisers() -> None:
+    strategy = WeightedStrategy(server=fu.server.momentum(0.5))
+    result = start(strategy, LocalGrid(app_of(), NODES))
+    mean = (10 + 40 + 40) / 40
+    first = 0.5 * mean
+    second = 0.5 * (mean - first)
+    assert trained(result) == pytest.approx(first + (0.5 * first + second))
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_absent_clients(absent: Any) -> None:
+    """Node 3 answers in the first round only."""
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if node == 3 and reply.metadata.message_type == "train" and len(strategy.weights) == 1 else reply
+
+    strategy = WeightedStrategy(fu.uniform(), absent=absent)
+    result = start(strategy, LocalGrid(app_of(), NODES, spoil))
+    first = (1 + 2 + 4) / 6
+    moves = [0.5 * (target - first) for target in (1, 2)]
+    last = {"keep": sum(moves) / 3, "drop": sum(moves) / 2, "remember": (sum(moves) + 2) / 3}[absent]
+    assert trained(result) == pytest.approx(first + last)
+    assert strategy.faults.as_dict() == {"node:3": {"no answer": 1}}
+
+
+# --- what clients may send ---------------------------------------------------------------------------------
+
+
+def changed(reply: Message, **arrays: np.ndarray) -> RecordDict:
+    record = dict(reply.content.array_records["arrays"].items())
+    record.update({name: Array(value) for name, value in arrays.items()})
+    return RecordDict({"arrays": ArrayRecord(record), "metrics": reply.content["metrics"]})
+
+
+def raw(reply: Message, data: bytes) -> RecordDict:
+    """The array b replaced by bytes that say they are a numpy file."""
+    record = dict(reply.content.array_records["arrays"].items())
+    record["b"] = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
+    return RecordDict({"arrays": ArrayRecord(record), "metrics": reply.content["metrics"]})
+
+
+def _npy(kind: str, shape: str, size: int) -> bytes:
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(size)
+
+
+BAD: dict[str, Callable[[Message], RecordDict]] = {
+    "NaN": lambda reply: changed(reply, b=np.full(3, np.nan, dtype=np.float32)),
+    "infinite": lambda reply: changed(reply, b=np.array([np.inf, -np.inf, 0], dtype=np.float32)),
+    "another shape": lambda reply: changed(reply, b=np.zeros(4, dtype=np.float32)),
+    "another type": lambda reply: changed(reply, b=np.zeros(3, dtype=np.int64)),
+    "another name": lambda reply: changed(reply, c=np.zeros(3, dtype=np.float32)),
+    "no arrays": lambda reply: RecordDict({"metrics": reply.content["metrics"]}),
+    "two array records": lambda reply: RecordDict({**reply.content, "more": reply.content["arrays"]}),
+    "no metrics": lambda reply: RecordDict({"arrays": reply.content["arrays"]}),
+    "nothing": lambda reply: RecordDict(),
+    "long doubles": lambda reply: changed(reply, b=np.zeros(3, dtype=np.longdouble)),
+    "objects": lambda reply: raw(reply, _npy("|O", "(3,)", 24)),
+    "a header that lies": lambda reply: raw(reply, _npy("<f4", "(100000000000000,)", 12)),
+    "an absurd header": lambda reply: raw(reply, _npy("<f4", "(1" + "0" * 30 + ",)", 12)),
+    "a zip file": lambda reply: raw(reply, b"PK\x03\x04" + bytes(40)),
+    "no bytes": lambda reply: raw(reply, b""),
+    "far too large": lambda reply: changed(reply, b=np.full(3, 3e38, dtype=np.float32)),
+    "another counter": lambda reply: changed(reply, count=np.zeros(10)),
+    "a negative loss": lambda reply: RecordDict(
+        {"arrays": reply.content["arrays"], "metrics": MetricRecord({"num-examples": 10, "loss": -1.0})}
+    ),
+    "no loss": lambda reply: RecordDict(
+        {"arrays": reply.content["arrays"], "metrics": MetricRecord({"num-examples": 10})}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_set_aside(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if node == 2 and reply.metadata.message_type == "train":
+            reply.content = BAD[kind](reply)
+        return reply
+
+    strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
+    grid = LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil)
+    result = start(strategy, grid, rounds=3)
+    assert strategy.faults.as_dict() == {"bob": {"set aside": 3}}
+    assert "client bob: set aside" in caplog.text
+    assert 1 < trained(result) < 4
+
+
+def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
+    """Counts are believed once, and within bounds."""
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type != "train":
+            return reply
+        if node == 1:
+            failed = Message(Error(5, "no disk"), reply_to=Message(RecordDict(), 1, "train"))
+            failed.metadata.__dict__["_src_node_id"] = 1
+            return failed
+        if node == 2:
+            reply.content.metric_records["metrics"]["num-examples"] = 10**12
+        if node == 3 and strategy.weights:
+            reply.content.metric_records["metrics"]["num-examples"] = 10**8
+        return reply
+
+    strategy = WeightedStrategy()
+    start(strategy, LocalGrid(app_of(), NODES, spoil))
+    assert strategy.faults.as_dict() == {"node:1": {"set aside": 2}, "node:2": {"set aside": 2}}
+    assert strategy.weights == [{"node:3": 1.0}, {"node:3": 1.0}]
+    assert "failed: no disk" in caplog.text
+    assert "1000000000000 examples" in caplog.text
+
+
+def test_nobody_answers() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if reply.metadata.message_type == "train" else reply
+
+    strategy = WeightedStrategy(fu.uniform())
+    assert trained(start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=2)) == 0.0
+    assert strategy.weights == [{}, {}]
+    known = WeightedStrategy(fu.uniform())
+    result = start(known, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES, spoil), rounds=2)
+    assert trained(result) == 0.0
+
+
+def test_a_client_keeps_its_key_over_a_restart() -> None:
+    keys = {1: "ann", 2: "bob", 3: "cat", 9: "bob"}
+    grid = LocalGrid(app_of(keys), dict(NODES))
+    strategy = WeightedStrategy()
+
+    def restart(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round == 1:
+            grid.nodes.pop(2)
+            grid.nodes[9] = NODES[2]
+        return MetricRecord()
+
+    strategy.start(grid, initial(), num_rounds=2, evaluate_fn=restart)
+    assert [sorted(weights) for weights in strategy.weights] == [["ann", "bob", "cat"]] * 2
+
+
+def test_the_mod_reports_what_rules_need() -> None:
+    """An evaluation that reads the model's value, so that before and after differ."""
+
+    def evaluate(arrays: ArrayRecord, context: Context) -> tuple[float, float]:
+        value = float(arrays["b"].numpy()[0])
+        return 10 - value, value / 10
+
+    app = ClientApp(mods=[])
+    quiet = MetricRecord({"num-examples": 10})
+
+    def silent(message: Message, context: Context) -> Message:
+        reply = ordinary(message, context)
+        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(dict(quiet))})
+        return reply
+
+    app.train(mods=[reporting(evaluate)])(silent)
+    seen: list[dict[str, Any]] = []
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if not reply.has_error():
+            seen.append(dict(reply.content["metrics"]))
+        return reply
+
+    strategy = WeightedStrategy(fu.fedfa(), fraction_evaluate=0.0)
+    start(strategy, LocalGrid(app, NODES, spoil), rounds=1)
+    assert strategy.faults.as_dict() == {}
+    assert [entry["start_loss"] for entry in seen] == [10, 10, 10]
+    assert "loss" not in seen[0]
+    assert sorted(entry["accuracy"] for entry in seen) == pytest.approx([0.05, 0.1, 0.2])
+
+
+def test_arrays_without_a_floating_point_number_are_refused() -> None:
+    strategy = WeightedStrategy()
+    whole = ArrayRecord({"count": Array(np.array([1, 2]))})
+    with pytest.raises(InputError, match="no floating-point numbers"):
+        strategy.start(LocalGrid(app_of(), NODES), whole, num_rounds=1, train_config=ConfigRecord())
+
+
+def test_other_byte_orders_are_read() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type == "train":
+            reply.content = changed(reply, b=reply.content.array_records["arrays"]["b"].numpy().astype(">f4"))
+        return reply
+
+    strategy = WeightedStrategy()
+    assert trained(start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=1)) == pytest.approx(90 / 80)
+    assert strategy.faults.as_dict() == {}
+
+
+def test_a_client_that_joins_late_does_not_mix_up_what_is_remembered() -> None:
+    """Node 1 answers from round 2 on; node 3 is away in it and remembered: its move was 2."""
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        silent = {0: 1, 1: 3}.get(len(strategy.weights))
+        return None if node == silent and reply.metadata.message_type == "train" else reply
+
+    strategy = WeightedStrategy(fu.uniform(), absent="remember")
+    result = start(strategy, LocalGrid(app_of(), NODES, spoil))
+    first = (1 + 2) / 2
+    assert trained(result) == pytest.approx(first + (0.5 * (1 - first) + 0.5 * (2 - first) + 2) / 3)
+
+
+def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
+    """The old node is listed for a while; the new one counts once it has left, and only once."""
+    grid = LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat", 9: "bob"}), dict(NODES))
+    strategy = WeightedStrategy()
+
+    def restart(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round == 1:
+            grid.nodes[9] = NODES[2]
+        if server_round == 2:
+            grid.nodes.pop(2)
+        return MetricRecord()
+
+    strategy.start(grid, initial(), num_rounds=3, evaluate_fn=restart)
+    assert [sorted(weights) for weights in strategy.weights] == [["ann", "bob", "cat"]] * 3
+    assert strategy.faults.as_dict() == {"node:9": {"set aside": 1}}
+
+
+def test_counters_come_from_a_client_that_counts_and_stay() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type != "train":
+            return reply
+        if strategy.weights:
+            return None
+        wrong = {"b": np.full(3, np.nan, dtype=np.float32)} if node == 2 else {}
+        reply.content = changed(reply, count=np.array([node]), **wrong)
+        return reply
+
+    strategy = WeightedStrategy(fu.dr(q=0), absent="keep")
+    result = start(strategy, LocalGrid(app_of(), NODES, spoil))
+    assert result.arrays["count"].numpy().tolist() == [3]
+
+
+def test_a_rule_that_fails_leaves_its_round_out(caplog: pytest.LogCaptureFixture) -> None:
+    @fu.rule()
+    def breaks(report: Any, state: Any) -> Any:
+        share = torch.ones(len(report.keys), dtype=torch.float64) / len(report.keys)
+        return share * (2 if report.round == 0 else 1), state
+
+    strategy = WeightedStrategy(breaks)
+    result = start(strategy, LocalGrid(app_of(), NODES), rounds=2)
+    assert "round 0 is left out" in caplog.text
+    assert strategy.weights[0] == {}
+    assert trained(result) == pytest.approx(7 / 6)
+
+
+def test_a_second_start_begins_anew() -> None:
+    strategy = WeightedStrategy(server=fu.server.momentum(0.5))
+    first, second = (trained(start(strategy, LocalGrid(app_of(), NODES))) for _ in range(2))
+    assert first == second
+    assert len(strategy.weights) == 2
+
+
+def test_learned_weights_bring_what_they_were_learned_for() -> None:
+    env = fu.environment("digits-label-skew").replace(rounds=2)
+    how = fu.Learning(iterations=1, step_sizes="learned")
+    learned = fu.learn_weights(env, algorithm=fu.Algorithm(absent="remember"), learning=how)
+    strategy = WeightedStrategy(learned)
+    assert strategy.algorithm.absent == "remember"
+    assert len(strategy.algorithm.step_sizes) == 2
+    assert WeightedStrategy(learned, absent="drop").algorithm.absent == "drop"
+    with pytest.raises(InputError, match="learned for 2 rounds"):
+        start(strategy, LocalGrid(app_of(), NODES), rounds=3)
+    with pytest.raises(InputError, match="leave out train_metrics_aggr_fn"):
+        WeightedStrategy(train_metrics_aggr_fn=lambda records, key: MetricRecord())
+
+
+def test_running_statistics_go_to_the_end_and_come_back_in_their_place() -> None:
+    parts = {
+        "norm.running_mean": np.array([1.0, 2.0], np.float32),
+        "norm.num_batches_tracked": np.array(7),
+        "linear.weight": np.array([[3.0, 4.0, 5.0]], np.float32),
+    }
+    record = ArrayRecord({name: Array(values) for name, values in parts.items()})
+    layout = Layout.of(record)
+    flat, others = layout.read(record)
+    assert (flat.tolist(), layout.statistics) == ([3.0, 4.0, 5.0, 1.0, 2.0], 2)
+    back = layout.record(flat, others)
+    assert list(back) == list(parts)
+    for name, values in parts.items():
+        assert np.array_equal(back[name].numpy(), values)
+
+
+MANY: dict[int, dict[str, Any]] = {node: {"pull": 2.0, "n": 10} for node in range(1, 6)} | {6: {"pull": 900.0, "n": 10}}
+
+
+@pytest.mark.parametrize("settings", [{"screen": "norm"}, {"aggregate": fu.median()}, {"aggregate": fu.krum()}])
+def test_one_that_pulls_far_away_is_held_off(settings: Any) -> None:
+    strategy = WeightedStrategy(fu.uniform(), **settings)
+    result = start(strategy, LocalGrid(app_of(), MANY), rounds=1)
+    assert trained(result) == pytest.approx(1)
+    assert strategy.faults.as_dict() == ({"node:6": {"set aside": 1}} if "screen" in settings else {})
+    assert trained(start(WeightedStrategy(fu.uniform()), LocalGrid(app_of(), MANY), rounds=1)) > 50

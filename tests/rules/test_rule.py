@@ -1,0 +1,122 @@
+import doctest
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import ClientUpdates, Need
+from fedunfold.rules import Rule, WeightingRule, as_rule, dr, fedadp, fixed, reported, rule, size, uniform
+from tests.support.reports import report
+
+
+def answering(answer: Any) -> Rule:
+    return Rule("mine", lambda report, state: answer)
+
+
+def test_weights_come_back_as_float64_on_the_cpu_with_the_state() -> None:
+    weights, state = answering((torch.tensor([0.25, 0.75], requires_grad=True), "kept"))(report([1, 1]), None)
+    assert weights.dtype == torch.float64
+    assert not weights.requires_grad
+    assert weights.tolist() == [0.25, 0.75]
+    assert state == "kept"
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.tensor([1.0]), r"one weight for each of the 2 clients, not a tensor of shape \[1\]"),
+        (torch.tensor([[0.5, 0.5]]), r"shape \[1, 2\]"),
+        (torch.tensor([1.5, -0.5]), "gives 'b' the weight -0.5"),
+        (torch.tensor([float("nan"), 0.5]), "gives 'a' the weight nan"),
+        (torch.tensor([float("inf"), 0.5]), "gives 'a' the weight inf"),
+        (torch.tensor([0.5, 0.50001]), "sum to 1.00001"),
+        (None, "must return numbers"),
+    ],
+)
+def test_weights_off_the_simplex_are_refused(weights: Tensor | None, message: str) -> None:
+    with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
+        answering((weights, None))(report([1, 1], round=4), None)
+
+
+def test_an_answer_without_state_is_refused() -> None:
+    with pytest.raises(InputError, match=r"must return \(weights, state\), not Tensor"):
+        answering(torch.tensor([0.5, 0.5]))(report([1, 1]), None)
+
+
+def test_the_decorator_names_the_rule_and_its_needs() -> None:
+    @rule("loss", "accuracy")
+    def first_only(report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
+        return torch.tensor([1.0, 0.0]), (state or 0) + 1
+
+    assert first_only.name == "first_only"
+    assert first_only.needs == {"loss", "accuracy"}
+    _, state = first_only(report([1, 1]), None)
+    weights, state = first_only(report([1, 1], round=1), state)
+    assert weights.tolist() == [1.0, 0.0]
+    assert state == 2
+
+
+def test_a_rule_passes_through_as_it_is() -> None:
+    mine = uniform()
+    assert as_rule(mine) is mine
+
+
+@dataclass(frozen=True)
+class Object:
+    """A rule that is no `Rule`."""
+
+    name: str = "object"
+    needs: frozenset[Need] = frozenset({"loss"})
+
+    def __call__(self, report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
+        return torch.tensor([1.0]), state
+
+
+def test_any_object_of_the_right_shape_is_a_rule() -> None:
+    mine = Object()
+    assert isinstance(mine, WeightingRule)
+    assert as_rule(mine) is mine
+    with pytest.raises(InputError, match="'object' needs 'mood'"):
+        as_rule(Object(needs=frozenset({"mood"})))  # type: ignore[arg-type]
+
+
+def plain_function(report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
+    return torch.tensor([0.5, 0.5]), state
+
+
+@pytest.mark.parametrize("needs", ["loss", ["loss"], frozenset({"loss"})])
+def test_a_function_becomes_a_rule_with_its_needs(needs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_rule(plain_function).needs == frozenset()
+    monkeypatch.setattr(plain_function, "needs", needs, raising=False)
+    mine = as_rule(plain_function)
+    assert mine.name == "plain_function"
+    assert mine.needs == {"loss"}
+    assert mine(report([1, 1]), None)[0].tolist() == [0.5, 0.5]
+
+
+def test_unknown_needs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"needs 'lose', .* loss, start_loss, accuracy, gradients"):
+        rule("lose")(plain_function)  # type: ignore[arg-type]
+    monkeypatch.setattr(plain_function, "needs", "lose", raising=False)
+    with pytest.raises(InputError, match="'plain_function' needs 'lose'"):
+        as_rule(plain_function)
+
+
+@pytest.mark.parametrize("thing", [size, dr, fedadp, fixed, "size", 3, lambda report: report])
+def test_what_is_no_rule_is_refused_before_the_first_round(thing: Any) -> None:
+    with pytest.raises(InputError, match="no weighting rule"):
+        as_rule(thing)
+
+
+def test_a_missing_part_of_the_report_is_named() -> None:
+    with pytest.raises(InputError, match="round 2 was reported without 'loss'"):
+        reported(report([1, 1], round=2), "loss")
+
+
+@pytest.mark.parametrize("name", ["rule", "size", "uniform", "fixed", "dr", "fedadp", "fedfa"])
+def test_the_examples_in_the_docstrings_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"fedunfold.rules.{name}")).failed == 0

@@ -1,0 +1,89 @@
+"""Bad clients by hand, and their study on a federation small enough for a test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedunfold.config import Environment
+from fedunfold.core.errors import InputError
+from fedunfold.studies import reproduction as rep
+from fedunfold.studies.attacks import TIMES, Attack
+from fedunfold.studies.paper import Results
+from fedunfold.studies.reproduction import studies
+from tests.support.federations import tiny, train
+
+SETTING = rep.Setting(trials=2)
+
+
+def seven() -> Environment:
+    return tiny(dict.fromkeys("abcdefg", 6), epochs=1)
+
+
+def test_flipped_labels_are_those_of_the_last_clients() -> None:
+    data = seven().load()
+    spoiled = Attack("flip", 2).spoiled(data)
+    first = data.offsets[5]
+    assert torch.equal(spoiled.y[:first], data.y[:first])
+    assert torch.equal(spoiled.y[first:], 2 - data.y[first:])
+    assert torch.equal(spoiled.y_test, data.y_test)
+    assert Attack("flip", 2).clients(data.keys) == ("f", "g")
+
+
+def test_noise_is_long_and_drawn_by_run_round_and_client() -> None:
+    env = seven()
+    honest = train(Attack("flip", 1).federation(env, env.load(), dtype=torch.float64))
+    noisy = Attack("noise", 2).federation(env, Attack("noise", 2).spoiled(env.load()), dtype=torch.float64)
+    found, again, later = train(noisy), train(noisy), train(noisy, round=1)
+    assert torch.equal(found.updates[:5], honest.updates[:5])
+    torch.testing.assert_close(found.updates[5:].norm(dim=1), TIMES * honest.updates[5:].norm(dim=1))
+    cosine = torch.nn.functional.cosine_similarity(found.updates[5:], honest.updates[5:])
+    assert float(cosine.abs().max()) < 0.9
+    assert torch.equal(found.updates, again.updates)
+    assert not torch.equal(found.updates[5:], later.updates[5:])
+    with pytest.raises(InputError, match="learn with the first_order adjoint"):
+        noisy.backprop(None, found.present, found.updates)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [0, 7, -1])
+def test_somebody_is_bad_and_somebody_is_not(bad: int) -> None:
+    with pytest.raises(InputError, match="1 to 6 of 7 clients"):
+        Attack("noise", bad).clients("abcdefg")
+
+
+def test_the_study_goes_on_and_says_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "FAST", {"iterations": 2, "lr": 0.02})
+    env = seven()
+    studied = [
+        (rep.StudyCase(env, attack=attack), rep.entries("attack", env, SETTING))
+        for attack in (None, Attack("flip", 2), Attack("noise", 2))
+    ]
+    assert [case.name for case, _ in studied] == ["in-memory", "in-memory-flip-2", "in-memory-noise-2"]
+    records = rep.Records(tmp_path / "records")
+    tasks = [task for case, entries in studied for task in rep.tasks(case, entries)]
+    rep.run_jobs(tasks, records, "cpu", 1, lambda name, cost: None)
+    assert all(task.done(records) for task in tasks)
+    text = Results(SETTING, {"attack": studied}).write(tmp_path, "x", records).read_text(encoding="utf-8")
+    assert text.startswith("# Attacks")
+    for shown in ("| multi-Krum, 2 bad |", "| nobody bad | 2 flip | 2 noise |"):
+        assert shown in text
+    assert "- 2 noise: the screening set aside bad clients in 12 of 12 of their rounds, good ones in 0." in text
+    by_size = "their size would give them 28.6 %"
+    assert text.count(by_size) == 2
+    assert (tmp_path / "attack.png").stat().st_size > 10_000
+
+
+def test_the_study_is_of_ten_sites() -> None:
+    cases = rep.cases("attack", rep.Setting(seed=3))
+    assert [case.name for case in cases] == [
+        "digits-ten",
+        "digits-ten-flip-1",
+        "digits-ten-flip-2",
+        "digits-ten-noise-1",
+        "digits-ten-noise-2",
+    ]
+    assert all(len(case.env.clients) == 10 and case.env.seed == 3 for case in cases)
+    assert len({case.digest for case in cases}) == 3, "noise is no other data"
+    entries = rep.entries("attack", cases[0].env, SETTING)
+    assert [entry.method.algorithm.screen for entry in entries].count("norm") == 2
+    assert {entry.method.algorithm.absent for entry in entries} == {"drop"}

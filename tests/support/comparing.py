@@ -1,0 +1,173 @@
+"""A round's walk in one piece against the reference walk."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedunfold.config import Environment
+from fedunfold.config.schema import ModelSpec
+from fedunfold.core.task import OuterLoss
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.engines.simulation.backends.cpu import CpuTrainer
+from fedunfold.engines.simulation.backends.cuda import CudaTrainer
+from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums, TorchTrainer
+from fedunfold.engines.simulation.kernels.mlp import MLPKernel
+from fedunfold.engines.simulation.plan import plan
+from fedunfold.engines.simulation.schedule import ClientSlice, DeviceBatchPlan, RoundRng
+from fedunfold.local.optimizers import LocalOptimizer, nova, prox, sgd
+from fedunfold.rules.size import size
+from fedunfold.training.loop import Algorithm, run_together
+from fedunfold.unfolding.adjoint import unroll_and_grad
+
+SHARES = [
+    ClientSlice("a", 0, 40, 1),
+    ClientSlice("b", 40, 14, 1),
+    ClientSlice("c", 54, 19, 2),
+]  # minibatches of 18, 14, 4 and 1
+LANES, ROWS, BATCH = len(SHARES), 73, 18
+CPU = torch.device("cpu")
+Parts = tuple[MLPKernel, Tensor, Tensor, DeviceBatchPlan, Tensor, LocalOptimizer, OuterWeights | None]
+
+CASES = [
+    pytest.param((20, 5), sgd(), None, id="one layer"),
+    pytest.param((37, 11), sgd(), "balanced", id="one layer, balanced"),
+    pytest.param((21, 5), prox(0.3), "path", id="one layer, prox"),
+    pytest.param((20, 5), sgd(), "final", id="one layer, final"),
+    pytest.param((20, 33, 5), sgd(), "balanced", id="two layers, balanced"),
+    pytest.param((30, 20, 40), prox(0.3), "path", id="two layers, prox, many classes"),
+    pytest.param((70, 40, 24, 5), sgd(), "sample", id="three layers, sample"),
+    pytest.param((25, 13, 17, 6), prox(0.3), "balanced", id="three layers, prox, balanced"),
+    pytest.param((5, 130), sgd(), "path", id="one layer, few features, many classes"),
+    pytest.param((6, 3, 2, 131), sgd(), "path", id="three layers, few units, many classes"),
+]
+
+
+def stack(sides: Sequence[int]) -> MLPKernel:
+    layers: list[nn.Module] = []
+    for below, above in pairwise(sides):
+        layers += [nn.Linear(below, above), nn.ReLU()]
+    return MLPKernel(nn.Sequential(*layers[:-1]))
+
+
+def normal_rows(features: int) -> Tensor:
+    return torch.randn(ROWS, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def sparse_rows(features: int) -> Tensor:
+    """Rows of zeros but for some numbers, with empty rows and columns among them."""
+    x = normal_rows(features).abs()
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(5)) > 0.2] = 0
+    x[7], x[:, 3] = 0, 0
+    return x
+
+
+def scaled_rows(features: int) -> Tensor:
+    """The same, where every column was moved and stretched: the background is no longer 0."""
+    draw = torch.Generator().manual_seed(6)
+    return sparse_rows(features) * torch.rand(features, generator=draw) - torch.randn(features, generator=draw).double()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A walk made of `Parts`, somewhere and in some precision, beside the reference in float64 on the CPU."""
+
+    make: Callable[..., CudaTrainer | CpuTrainer]
+    rows: Callable[[int], Tensor] = normal_rows
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float64
+
+    def check(
+        self,
+        sides: Sequence[int],
+        update: LocalOptimizer,
+        outer: str | None,
+        tolerance: float,
+        *,
+        gradients: bool = True,
+        back: bool = True,
+        spoilt: bool = False,
+    ) -> None:
+        """Models, losses, sums of gradients and the walk back, where they are asked for and there are any. A `spoilt`
+        weight lets one lane diverge."""
+        reference = TorchTrainer(*self._parts(sides, update, outer, CPU, torch.float64), 2**30)
+        whole = self.make(*self._parts(sides, update, outer, self.device, self.dtype))
+        size = sum(shape.numel() for shape in reference.kernel.shapes)
+        start = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2
+        along = outer is not None and not OuterLoss(outer).only_last_layer  # type: ignore[arg-type]
+        if spoilt:
+            start[1, 3] = torch.nan
+        wanted, seen = (_tally(size, walk.step_sizes, gradients=along and gradients) for walk in (reference, whole))
+        pairs = [(reference.forward(start, wanted), whole.forward(start.to(self.device, self.dtype), seen))]
+        pairs += zip(wanted.losses, seen.losses, strict=True)
+        if wanted.outer_gradients is not None and seen.outer_gradients is not None:
+            pairs.append((wanted.outer_gradients, seen.outer_gradients))
+        walks_back = whole.supports_backward(2**30)
+        assert walks_back or (self.make is CudaTrainer and update.mu > 0), "a GPU leaves only a proximal term to torch"
+        if back and walks_back:
+            adjoint = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+            found = whole.backward(start.to(self.device, self.dtype), adjoint.to(self.device, self.dtype))
+            # Second derivatives lose a digit more.
+            self._hold(reference.backward(start, adjoint), found, 10 * tolerance)
+        for expected, found in pairs:
+            self._hold(expected, found, tolerance)
+
+    def _hold(self, expected: Tensor, found: Tensor, tolerance: float) -> None:
+        """Lane by lane as finite, and where they are as large."""
+        found = found.cpu().double()
+        fine = expected.view(LANES, -1).isfinite().all(1)
+        assert torch.equal(found.view(LANES, -1).isfinite().all(1), fine)
+        assert float((expected - found)[fine].norm()) <= tolerance * float(expected[fine].norm())
+
+    def _parts(
+        self, sides: Sequence[int], update: LocalOptimizer, outer: str | None, device: torch.device, dtype: torch.dtype
+    ) -> Parts:
+        draw = torch.Generator().manual_seed(4)
+        x = self.rows(sides[0])
+        y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
+        class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
+        minibatches = plan([(RoundRng(0, "run", 0), share) for share in SHARES], BATCH, BATCH)
+        terms = None
+        if outer is not None:
+            loss = OuterLoss(outer)  # type: ignore[arg-type]
+            weights = class_weights.to(device, dtype) if loss.balances_classes else None
+            terms = OuterWeights(loss, torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device), weights)
+        rates = torch.tensor([0.1, 0.05, 0.2], dtype=dtype, device=device)
+        return stack(sides), x.to(device, dtype), y.to(device), minibatches.on(device, dtype), rates, update, terms
+
+
+def _tally(size: int, like: Tensor, *, gradients: bool) -> StepSums:
+    return StepSums(like.new_empty(2, LANES), None, like.new_ones(LANES, size) if gradients else None)
+
+
+def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
+    """Gradients of the weights by several draws, and the last model of several runs side by side."""
+    theta, start = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double(), federation.initial_model("a")
+    slopes = [
+        found.gradient
+        for outer, adjoint in (("path", "first_order"), ("balanced", "first_order"), ("balanced", "exact"))
+        for found in unroll_and_grad(
+            *(federation, theta, Algorithm(nova()), OuterLoss(outer), adjoint),  # type: ignore[arg-type]
+            runs=["a", "b"],
+            models=[start, start],
+        )
+    ]
+    runs = run_together(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
+    return [*slopes, *(run.model.cpu().double() for run in runs)]
+
+
+def unequal() -> Environment:
+    """Clients of other sizes, so that lanes have another order than clients, and now and then absent; their rows lie
+    column by column, as tables do."""
+    draw = np.random.default_rng(0)
+    sizes = (("a", 7), ("b", 23), ("c", 12))
+    rows = {key: (np.asfortranarray(draw.random((n, 20))), draw.integers(0, 5, n)) for key, n in sizes}
+    model = ModelSpec(hidden=(16,))
+    test = (draw.random((9, 20)), np.arange(9) % 5)
+    return Environment.from_arrays(
+        rows, test, rounds=3, batch_size=4, lr=0.1, participation_probability=0.7, model=model
+    )

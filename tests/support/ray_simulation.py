@@ -1,0 +1,34 @@
+"""Run as a program: learn and train on digits over Flower's Ray simulation, and in process; write both down."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedunfold.engines.flower import client_app, federation, site_of
+from fedunfold.engines.simulation import SimulatedFederation
+from tests.support.everything import ENV, everything, in_sums
+
+
+def main(path: str, precision: str) -> None:
+    dtype = getattr(torch, precision)
+    server = ServerApp()
+
+    @server.main()
+    def run(grid: Grid, context: Context) -> None:
+        simulated = SimulatedFederation(ENV, dtype=dtype)
+        over_flower = everything(federation(grid, ENV, dtype=dtype))
+        over_flower |= in_sums(federation(grid, ENV, dtype=dtype, private=True))
+        in_process = everything(simulated) | in_sums(simulated)
+        Path(path).write_text(json.dumps({"flower": over_flower, "simulation": in_process}))
+
+    clients = client_app(lambda context: site_of(ENV, context, dtype))
+    run_simulation(server, clients, num_supernodes=5, backend_config={"client_resources": {"num_cpus": 1}})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

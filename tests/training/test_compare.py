@@ -1,0 +1,121 @@
+"""Runs and comparisons from Python."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedunfold as fu
+from fedunfold.core.federation import Evaluation
+from fedunfold.training.loop import run_together
+from tests.support.federations import tiny
+
+QUICK = fu.Learning(iterations=2)
+
+
+@pytest.mark.parametrize("name", fu.method_names())
+def test_every_name_runs(name: str) -> None:
+    table = fu.compare(tiny(dict.fromkeys("abcde", 6), participation_probability=0.7), name, trials=2, learning=QUICK)
+    assert [result.name for result in table.methods] == [name]
+    assert 0 <= table.methods[0].mean <= 100
+    assert (table.methods[0].learned is not None) == name.startswith(("duw-", "fedunfold"))
+
+
+def test_trials_differ_and_methods_share_their_draws() -> None:
+    table = fu.compare(tiny(), ["fedavg", fu.fixed([[0.35, 0.2, 0.45]] * 3)], trials=2)
+    size, same = table.methods
+    assert torch.equal(size.trials[0].present, same.trials[0].present)
+    torch.testing.assert_close(size.trials[1].model, same.trials[1].model)
+    assert not torch.equal(size.trials[0].model, size.trials[1].model)
+
+
+def test_trials_go_in_step_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Five of them in pairs and the last alone, each told of under its own number."""
+    asked: list[list[str]] = []
+    heard: list[tuple[int, int]] = []
+
+    class Hears(fu.Callback):
+        def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+            heard.append((trial, round))
+
+    def noted(*given: Any, **more: Any) -> list[fu.RunResult]:
+        asked.append(given[3])
+        return run_together(*given, **more)
+
+    apart = fu.compare(tiny(), "fedavg", trials=5)
+    monkeypatch.setattr("fedunfold.training.compare.run_together", noted)
+    monkeypatch.setattr(fu.SimulatedFederation, "max_parallel_runs", 2)
+    in_pairs = fu.compare(tiny(), "fedavg", trials=5, tracker=Hears(), checkpoints=tmp_path)
+    assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
+    assert in_pairs.records() == apart.records()
+    assert heard == [(trial, t) for pair in ((0, 1), (2, 3), (4,)) for t in range(3) for trial in pair]
+
+
+def test_two_sets_of_learned_weights_under_names_of_their_own() -> None:
+    env = tiny()
+    first = fu.learn_weights(env, learning=QUICK)
+    second = fu.learn_weights(env, learning=fu.Learning(iterations=2, adjoint="exact"))
+    table = fu.compare(env, [first, replace(second, name="exact")], trials=1)
+    assert [result.name for result in table.methods] == ["learned", "exact"]
+    with pytest.raises(fu.InputError, match="'learned' is named twice"):
+        fu.compare(env, [first, second])
+
+
+def test_learned_weights_come_with_what_they_were_learned_for() -> None:
+    env = tiny(participation_probability=0.6)
+    algorithm = fu.Algorithm(fu.prox(0.3), fu.adam(0.05), "remember")
+    learned = fu.learn_weights(env, algorithm=algorithm, learning=QUICK)
+    by_weights = fu.run(env, learned)
+    by_method = fu.run(env, fu.Method("mine", algorithm, learned))
+    assert torch.equal(by_weights.model, by_method.model)
+
+
+def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("a method ran before all were checked")
+
+    monkeypatch.setattr("fedunfold.training.compare.run_together", unexpected)
+    heavy_ball = fu.Method("mine", fu.Algorithm(fu.momentum()), None)
+    with pytest.raises(fu.InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
+        fu.compare(tiny(), ["fedavg", "krum-fedavg"])
+    with pytest.raises(fu.InputError, match="momentum"):
+        fu.compare(tiny(), ["fedavg", heavy_ball])
+    other = fu.learn_weights(tiny(), learning=QUICK)
+    with pytest.raises(fu.InputError, match="3 rounds"):
+        fu.compare(tiny(rounds=4), ["fedavg", other])
+
+
+def test_another_model_is_another_federation() -> None:
+    env = tiny()
+    learned = fu.learn_weights(env, learning=QUICK, model=lambda: nn.Linear(5, 3))
+    fu.run(env, learned, model=lambda: nn.Linear(5, 3))
+    with pytest.raises(fu.InputError, match="another federation"):
+        fu.run(env, learned)
+
+
+def test_the_trained_module_comes_out() -> None:
+    env = tiny()
+    result = fu.run(env, "fednova")
+    data = env.load()
+    right = fu.trained_module(env, result)(data.x_test).argmax(1) == data.y_test
+    assert right.double().mean().item() == pytest.approx(result.accuracies[-1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: fu.Algorithm("prox"), "update"),  # type: ignore[arg-type]
+        (lambda: fu.Algorithm(fu.sgd(), "adam"), "server"),  # type: ignore[arg-type]
+        (lambda: fu.Method("m", fu.Algorithm(), fu.size), "no weighting rule"),  # type: ignore[arg-type]
+        (lambda: fu.compare(tiny(), []), "at least one method"),
+        (lambda: fu.compare(tiny(), ["fedavg"], trials=0), "at least 1 trial"),
+        (lambda: fu.run(tiny(), "duw-fedavg"), "needs learned weights"),
+        (lambda: fu.run(tiny(), device="meta"), "unknown device 'meta'"),
+    ],
+)
+def test_wrong_arguments(wrong: object, message: str) -> None:
+    with pytest.raises(fu.InputError, match=message):
+        wrong()  # type: ignore[operator]
