@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import is_count
 from fedunfold.core.text_table import TextTable
@@ -19,7 +20,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
 from fedunfold.tracking import Callback, Learner, callback_scope
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
-from fedunfold.training.loop import Algorithm, RunResult, run_rounds, run_together
+from fedunfold.training.loop import RunResult, run_rounds
 from fedunfold.training.methods import Method, learned_method, method
 from fedunfold.unfolding import Learning, check_learnable
 
@@ -161,18 +162,18 @@ def run(
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     rule = _fitting(chosen.rule, env, model)
-    settings = {"method": chosen.name, "rule": rule.name, "algorithm": asdict(chosen.algorithm), "trial": trial}
+    settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
     with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
-        result = run_rounds(
+        (result,) = run_rounds(
             federation,
             rule,
             env.rounds,
+            [f"trial-{trial}"],
             algorithm=chosen.algorithm,
-            run=f"trial-{trial}",
             digest=digest_of(env, model),
             checkpoint=checkpoint,
             checkpoint_seconds=None,
-            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen),
+            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen[0]),
         )
         heard.trial(chosen.name, trial, 1, result)
         last = result.evaluations[-1]
@@ -250,7 +251,7 @@ def compare(
         raise InputError(f"method '{twice}' is named twice; name each once.")
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
-        entry.algorithm.aggregate.check_enough(len(env.clients))
+        entry.algorithm.aggregator.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:
@@ -259,7 +260,7 @@ def compare(
     settings = {
         "methods": names,
         "trials": trials,
-        "algorithms": {entry.name: asdict(entry.algorithm) for entry in chosen},
+        "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
         "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
     }
     digest = digest_of(env, model)
@@ -278,7 +279,7 @@ def compare(
                     checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
                     tracker=Learner(heard, entry.name),
                 )
-                algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
+                algorithm = rule.algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, env, model)
             kept = checkpoints and checkpoints / str(position)
             runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
@@ -311,7 +312,7 @@ def _trials(
             for trial, seen in enumerate(tests, first):
                 heard.round(name, trial, t, seen)
 
-        outcomes = run_together(
+        outcomes = run_rounds(
             federation,
             rule,
             rounds,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
 from fedunfold.data.federated import FederatedData
@@ -16,7 +17,6 @@ from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback, callback_scope
 from fedunfold.tracking.scalars import iteration_records
-from fedunfold.training.loop import Algorithm
 from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 
@@ -75,7 +75,7 @@ def learn_weights(
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     check_learnable(algorithm)
     check_learning(learning)
-    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
+    settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
         learned = learn(
             federation,
