@@ -28,7 +28,8 @@ class Participation:
     @property
     def absent(self) -> np.ndarray:
         """Who was sampled and cannot be reached. A client that was not sampled is not absent."""
-        return np.logical_and(self.cohort, ~self.participating)
+        absent: np.ndarray = self.cohort & ~self.participating
+        return absent
 
 
 @dataclass(frozen=True)

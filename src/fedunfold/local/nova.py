@@ -55,7 +55,7 @@ class Accumulated(LocalOptimizer):
     'accumulated-momentum'
     """
 
-    base: LocalOptimizer = SGD()
+    base: LocalOptimizer
 
     def __post_init__(self) -> None:
         if self.base.normalized:
@@ -98,7 +98,8 @@ def _ratio(optimizer: LocalOptimizer, num_examples: np.ndarray, num_steps: np.nd
     """τ_eff/‖a_k‖₁ of every client; 1 for one that makes no step."""
     norms = np.array([optimizer.gradient_factors(int(steps), lr).sum() for steps in num_steps])
     effective_steps = float(num_examples @ norms / num_examples.sum())
-    return np.divide(effective_steps, norms, out=np.ones(len(norms)), where=norms > 0)
+    ratio: np.ndarray = np.divide(effective_steps, norms, out=np.ones(len(norms)), where=norms > 0)
+    return ratio
 
 
 @LOCAL_OPTIMIZERS.register("accumulated-sgd")
