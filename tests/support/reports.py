@@ -1,4 +1,4 @@
-"""Round reports for tests, with only the fields a weighting rule looks at."""
+"""Round reports for tests, with only the fields a weighting rule looks at; one round of a rule, and of the server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedunfold.aggregation.server_round import Aggregated, ServerState, aggregate
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates
+from fedunfold.core.parts import RoundDecision
 from fedunfold.rules import WeightingRule
 
 
@@ -23,8 +26,8 @@ def report(
     accuracy: Sequence[float] | None = None,
     gradients: Sequence[Sequence[float]] | Tensor | None = None,
 ) -> ClientUpdates:
-    """All clients of the cohort participate unless said otherwise, named a, b, c, …; `updates` and `gradients` have rows
-    for those that do."""
+    """All clients of the cohort participate unless said otherwise, named a, b, c, …; `updates` and `gradients` have
+    rows for those that do."""
     sampled = torch.tensor([True] * len(num_examples) if cohort is None else list(cohort))
     here = sampled if participated is None else torch.tensor(list(participated))
     rows = torch.zeros(int(here.sum()), 2) if updates is None else torch.as_tensor(updates)
@@ -50,3 +53,12 @@ def weigh(rule: WeightingRule, updates: ClientUpdates, state: Any = None) -> tup
     weights, state = rule(updates, state)
     assert isinstance(weights, Tensor)
     return weights, state
+
+
+def aggregate_one(
+    server: ServerState, updates: ClientUpdates, weights: Tensor | RoundDecision, algorithm: Algorithm
+) -> tuple[ServerState, Aggregated]:
+    """The server's part of a round of one run."""
+    decision = weights if isinstance(weights, RoundDecision) else RoundDecision(weights)
+    (done,) = aggregate([server], [updates], [decision], algorithm)
+    return done
