@@ -255,8 +255,8 @@ class ClientUpdates:
     num_steps: Tensor
     updates: UpdateSet = field(default_factory=lambda: OpenUpdates(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0)))
     cohort: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
-    metrics: ClientMetrics = field(default_factory=ClientMetrics)
-    outer: OuterTerms = field(default_factory=OuterTerms)
+    metrics: ClientMetrics = ClientMetrics()
+    outer: OuterTerms = OuterTerms()
     layout: ParamLayout = field(default_factory=ParamLayout)
     rejected: Mapping[str, str] = field(default_factory=dict)
 
