@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedunfold.core.task import OuterLoss
 from fedunfold.core.threading import threads_for
-from fedunfold.engines.simulation.backends.cpu import Rows, read_outer, read_predictions
+from fedunfold.engines.simulation.backends.cpu import SparseRows, evaluate_outer, predict
 from fedunfold.engines.simulation.backends.cpu import is_supported as can_call
 from fedunfold.engines.simulation.fixed_model import outer_loss, predictions
 from fedunfold.engines.simulation.kernels.base import Kernel
@@ -36,12 +36,12 @@ class Evaluator:
         return kernel if isinstance(kernel, MLPKernel) and all(kernel.biased) and can_call(self.x) else None
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> SparseRows:
         """x as compiled code reads it, which takes it that labels are classes."""
         classes = self.kernel.shapes[-1].numel()
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
             raise ValueError(f"there are labels other than 0 to {classes - 1}.")
-        return Rows.of(self.x)
+        return SparseRows.from_dense(self.x)
 
     def tensor(self, values: np.ndarray) -> Tensor:
         """Other numbers where the samples are, and as precise."""
@@ -51,7 +51,7 @@ class Evaluator:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         stack = self.compiled_stack
         if stack is not None and loss.is_cross_entropy:
-            return read_outer(stack, self.rows, self.y, model, places, coefficients, self.threads)
+            return evaluate_outer(stack, self.rows, self.y, model, places, coefficients, self.threads)
         some = self._some(places)
         with threads_for(len(places) * len(model), self.threads):
             return outer_loss(self.kernel, model, self.x[some], self.y[some], coefficients, loss)
@@ -62,7 +62,7 @@ class Evaluator:
         stack = self.compiled_stack
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
         if stack is not None and _is_finite(model):
-            return read_predictions(stack, self.rows, self.y, model, places, self.threads)
+            return predict(stack, self.rows, self.y, model, places, self.threads)
         some = self._some(places)
         with threads_for(len(places) * len(model), self.threads):
             predicted, losses = predictions(self.kernel, model[None], self.x[some], self.y[some])
