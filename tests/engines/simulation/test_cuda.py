@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedunfold.engines.simulation import SimulatedFederation, backend
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer, is_supported, jit
-from fedunfold.engines.simulation.backends.cuda import local_training as cuda_training
 from fedunfold.engines.simulation.backends.cuda.jit import HERE, SOURCES, KernelConfig, Launch, Name, shared_memory
 from fedunfold.local.optimizers import LocalOptimizer, sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
@@ -72,9 +71,9 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
 
         return Emulated(launch, 1, 1, 0, device)
 
-    monkeypatch.setattr(cuda_training, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(cuda_training, "shared_memory", lambda device: HOPPER)
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(jit, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(jit, "shared_memory", lambda device: HOPPER)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: 132)
     return launched
 
 
@@ -177,7 +176,7 @@ def test_the_tensor_core_source_trains_as_the_reference(
 ) -> None:
     config = KernelConfig(sides[0], sides[1:], BATCH)
     monkeypatch.setattr(jit, "MAX_SHARED_BYTES", config._tensor_core_bytes(register_groups))
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: SLOTS * jit.CLUSTER_BLOCKS - 1)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: SLOTS * jit.CLUSTER_BLOCKS - 1)
     assert config.register_groups == register_groups
     Comparison(CudaTrainer).check(sides, sgd(), outer, 1e-12, gradients=False, backward=False)
     assert emulated_gpu == ["forward_tensor_cores"]
@@ -186,14 +185,14 @@ def test_the_tensor_core_source_trains_as_the_reference(
 def test_a_slot_that_diverges_on_tensor_cores_does_so_alone_and_says_so(
     emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: 1)
     Comparison(CudaTrainer).check((64, 40, 24, 5), sgd(), None, 1e-12, backward=False, spoilt=True)
     assert emulated_gpu == ["forward_tensor_cores"]
 
 
 @pytest.mark.usefixtures("emulated_gpu")
 def test_more_rows_than_tensor_cores_can_count_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: 1)
     parts = Comparison(CudaTrainer)._parts((64, 40, 24, 5), sgd(), None, CPU, torch.float64)
     trainer, config = CudaTrainer(*parts), KernelConfig(64, (40, 24, 5), BATCH)
     assert trainer._uses_tensor_cores(config, SLOTS)
@@ -203,7 +202,7 @@ def test_more_rows_than_tensor_cores_can_count_are_left_to_others(monkeypatch: p
 def test_tensor_cores_train_only_where_slots_have_no_room_for_more_blocks(
     emulated_gpu: list[Name], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: SLOTS * jit.CLUSTER_BLOCKS)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: SLOTS * jit.CLUSTER_BLOCKS)
     Comparison(CudaTrainer).check((64, 40, 24, 5), sgd(), None, 1e-12, backward=False)
     assert emulated_gpu == ["forward"]
 
@@ -251,7 +250,7 @@ def test_the_gpu_trains_as_the_reference(sides: tuple[int, ...], update: LocalOp
 def test_tensor_cores_train_as_the_reference(
     monkeypatch: pytest.MonkeyPatch, sides: tuple[int, ...], outer: str | None
 ) -> None:
-    monkeypatch.setattr(cuda_training, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(jit, "multiprocessors", lambda device: 1)
     assert KernelConfig(sides[0], sides[1:], BATCH).fits_tensor_cores(shared_memory(torch.device("cuda")))
     # Tensor cores cut off what a sum has no room for, where others round it: some ten times the error.
     compared = Comparison(CudaTrainer, device=torch.device("cuda"), dtype=torch.float32)

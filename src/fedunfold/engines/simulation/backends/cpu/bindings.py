@@ -18,10 +18,8 @@ EXTENSION = "fedunfold.engines.simulation.backends.cpu._local_training"
 VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
 TYPES = {torch.float32: "float", torch.float64: "double"}
 Name = Literal["forward", "backward", "evaluate", "predict"]
-FUNCTIONS = (
-    *("shuffle_rows", "last_rows"),
-    *(f"{name}_{of}" for name in get_args(Name) for of in TYPES.values()),
-)
+TRAINING = tuple(f"{name}_{of}" for name in get_args(Name) for of in TYPES.values())
+FUNCTIONS = ("shuffle_rows", "last_rows", *TRAINING)
 COUNTS = ("layers", "slots", "steps", "rows", "threads", "start_stride", "outer_on_path")
 POINTERS = (
     *("sizes", "x", "nonzero", "background", "overlaps", "labels", "batches", "counts", "means"),
@@ -74,33 +72,22 @@ def call(name: Name, dtype: torch.dtype, args: CallArgs, *, is_long: bool) -> No
 
 def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
     """`permutations.shuffle_rows` by compiled code, which does not check that all epochs lie within the rows."""
-    _, slots, width = rows.shape
-    to, *drawn = _pointers(rows, keys, epochs)
-    counts = [ctypes.c_int64(count) for count in (slots, width, len(keys), threads)]
-    if _loaded().shuffle_rows(to, *counts[:2], *drawn, *counts[2:]):
-        raise MemoryError("there is not enough memory for the minibatches of a round.")
+    _draw("shuffle_rows", rows, keys, epochs, *rows.shape[1:], threads)
 
 
 def shuffle_ends(ends: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
     """`permutations.last_rows` by compiled code, which does not check that `ends` has room for them."""
-    if _loaded().last_rows(*_pointers(ends, keys, epochs), ctypes.c_int64(len(keys))):
-        raise MemoryError("there is not enough memory for the minibatches of a round.")
+    _draw("last_rows", ends, keys, epochs)
 
 
-def _pointers(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> list[ctypes.c_void_p]:
+def _draw(name: str, rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, *counts: int) -> None:
     arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
-    if (
-        not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
-        or not rows.flags.writeable
-    ):
+    as_compiled = all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
+    if not (as_compiled and rows.flags.writeable):
         raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
-    return [ctypes.c_void_p(array.ctypes.data) for array, _ in arrays]
-
-
-def _loaded() -> ctypes.CDLL:
-    library = _library()
-    assert library is not None
-    return library
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array, _ in arrays)
+    if getattr(_library(), name)(*pointers, *(ctypes.c_int64(count) for count in (len(keys), *counts))):
+        raise MemoryError("there is not enough memory for the minibatches of a round.")
 
 
 def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:

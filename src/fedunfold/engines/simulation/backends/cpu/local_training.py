@@ -95,27 +95,6 @@ class CpuTrainer:
         self._call("backward", self._args(start, adjoint))
         return adjoint
 
-    def outer_gradient(self, model: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_i c_i ce_i(w) over all minibatches and its gradient at fixed parameters w [d], with c_i in `means`."""
-        slots = len(self.schedule.order)
-        losses, gradients = model.new_empty(slots), model.new_zeros(slots, len(model))
-        start = model.contiguous().expand(slots, -1)  # has a name, so that it lives as long as the call
-        args = self._args(start)
-        args.losses, args.sums = self._pointer(losses, slots), self._pointer(gradients, *gradients.shape)
-        self._call("evaluate", args)
-        return losses.sum(), gradients.sum(0)
-
-    def predictions(self, model: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of every row of the schedule
-        [S, L, B] at fixed parameters w [d]."""
-        shape = self.schedule.rows.shape
-        predicted, losses = self.y.new_empty(shape), model.new_empty(shape)
-        start = model.contiguous().expand(shape[1], -1)
-        args = self._args(start)
-        args.predicted, args.row_losses = _pointer(predicted, torch.int64, *shape), self._pointer(losses, *shape)
-        self._call("predict", args)
-        return predicted, losses
-
     def supports_backward(self, memory_budget: int) -> bool:
         """Whether what the backward pass saves is within the budget.
 
@@ -207,13 +186,20 @@ def evaluate_outer(
     Returns:
         The sum and its gradient [d].
     """
-    return _evaluator(kernel, rows, y, chosen, coefficients, threads).outer_gradient(model)
+    evaluator = _evaluator(kernel, rows, y, chosen, coefficients, threads)
+    start = model.contiguous().expand(len(evaluator.schedule.order), -1)
+    losses, gradients = model.new_empty(len(start)), model.new_zeros(start.shape)
+    args = evaluator._args(start)
+    args.losses, args.sums = losses.data_ptr(), gradients.data_ptr()
+    evaluator._call("evaluate", args)
+    return losses.sum(), gradients.sum(0)
 
 
 def predict(
     kernel: MLPKernel, rows: SparseRows, y: Tensor, model: Tensor, chosen: np.ndarray, threads: int
 ) -> tuple[Tensor, Tensor]:
-    """Predicted class and cross-entropy of chosen rows at fixed parameters w.
+    """argmax_c z_ic and log Σ_c e^{z_ic} − z_{i y_i}: predicted class and cross-entropy of chosen rows at fixed
+    parameters w.
 
     Args:
         kernel: The stack of linear layers.
@@ -227,8 +213,13 @@ def predict(
         The classes and the losses, [n] each.
     """
     evaluator = _evaluator(kernel, rows, y, chosen, model.new_ones(len(chosen)), threads)
-    predicted, losses = evaluator.predictions(model)
-    return predicted.flatten()[: len(chosen)], losses.flatten()[: len(chosen)]
+    start = model.contiguous().expand(len(evaluator.schedule.order), -1)
+    numel = evaluator.schedule.rows.numel()
+    predicted, losses = y.new_empty(numel), model.new_empty(numel)
+    args = evaluator._args(start)
+    args.predicted, args.row_losses = predicted.data_ptr(), losses.data_ptr()
+    evaluator._call("predict", args)
+    return predicted[: len(chosen)], losses[: len(chosen)]
 
 
 def _evaluator(

@@ -51,9 +51,9 @@ int evaluate_float(const CallArgs<float>* args) { return run([=] { evaluate(*arg
 int evaluate_double(const CallArgs<double>* args) { return run([=] { evaluate(*args); }); }
 int predict_float(const CallArgs<float>* args) { return run([=] { predict(*args); }); }
 int predict_double(const CallArgs<double>* args) { return run([=] { predict(*args); }); }
-int shuffle_rows(int32_t* rows, int64_t slots, int64_t width, const uint64_t* keys, const int64_t* epochs,
-                 int64_t count, int64_t threads) {
-    return run([=] { shuffle_epochs(rows, slots, width, keys, epochs, count, threads); });
+int shuffle_rows(int32_t* rows, const uint64_t* keys, const int64_t* epochs, int64_t count, int64_t slots,
+                 int64_t width, int64_t threads) {
+    return run([=] { shuffle_epochs(rows, keys, epochs, count, slots, width, threads); });
 }
 int last_rows(int32_t* ends, const uint64_t* keys, const int64_t* epochs, int64_t count) {
     return run([=] { shuffle_ends(ends, keys, epochs, count); });

@@ -64,7 +64,7 @@ inline void shuffle_ends(int32_t* ends, const uint64_t* keys, const int64_t* epo
 // Epochs are slot, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
 // many places after it, in the order drawn with its key. Threads take epochs as they come to them.
 inline void shuffle_epochs(
-    int32_t* rows, long slots, long width, const uint64_t* keys, const int64_t* epochs, long count, int threads) {
+    int32_t* rows, const uint64_t* keys, const int64_t* epochs, long count, long slots, long width, int threads) {
     long longest = 0;
     for (long e = 0; e < count; e++) longest = std::max(longest, (long)epochs[3 * e + 2]);
     std::vector<int32_t> orders(threads * longest);

@@ -84,12 +84,11 @@ class KernelConfig:
         above, classes = self.second or self.outputs[-1], self.outputs[-1]
         share = _up(_share(above), 4)
         if name == "backward":
-            padded_classes = _up(classes, 4)
+            top = _up(classes, 4)
             if self.layers > 1:
                 arrays += 2 * [share * (units + 4), share, padded * units, padded * share, padded * share]
             if self.layers == MAX_LAYERS:
-                logits = padded * padded_classes
-                arrays += 2 * [padded_classes * share, padded_classes, logits, logits]
+                arrays += 2 * [top * share, top, padded * top, padded * top]
             return _bytes(arrays)
         if self.layers > 1:
             arrays += [above * (units + 4), above, padded * units, units * own, padded * share, above * own]

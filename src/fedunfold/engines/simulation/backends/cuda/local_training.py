@@ -7,14 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.engines.simulation.backends.cuda.jit import (
-    CLUSTER_BLOCKS,
-    KernelConfig,
-    Name,
-    compile_kernel,
-    multiprocessors,
-    shared_memory,
-)
+from fedunfold.engines.simulation.backends.cuda import jit
 from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.schedule import DeviceBatchPlan, upload
@@ -30,7 +23,7 @@ def is_supported(kernel: MLPKernel, rows: int, x: Tensor) -> bool:
         x: The data, on the device and in the type of the computation.
     """
     single = x.device.type == "cuda" and x.dtype == torch.float32
-    return single and _config(kernel, rows).fits(shared_memory(x.device))
+    return single and _config(kernel, rows).fits(jit.shared_memory(x.device))
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,10 @@ class CudaTrainer:
         Returns:
             dL/dw^(t) through every slot [L, d].
         """
-        config = self._config(sums_gradients=False)
-        saved = start.new_empty(len(self.schedule.active), len(start), config.saved_per_step)
+        saved = start.new_empty(len(self.schedule.active), len(start), self._config.saved_per_step)
         self._launch(start, saved, StepSums(start.new_empty(2, len(start))), saves_activations=True)
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
-        launch = compile_kernel("backward", config, self.x.device)
+        launch = jit.compile_kernel("backward", self._config, self.x.device)
         launch(len(start), [*self._inputs, saved, adjoint, len(start), int(self._has_path_loss)])
         return adjoint
 
@@ -93,18 +85,18 @@ class CudaTrainer:
         Args:
             memory_budget: Bytes.
         """
-        config = self._config(sums_gradients=False)
-        saved = len(self.schedule.active) * len(self.schedule.order) * config.saved_per_step * self.x.element_size()
-        return config.fits_backward(shared_memory(self.x.device)) and saved <= memory_budget
+        steps, slots = len(self.schedule.active), len(self.schedule.order)
+        saved = steps * slots * self._config.saved_per_step * self.x.element_size()
+        return self._config.fits_backward(jit.shared_memory(self.x.device)) and saved <= memory_budget
 
     def _launch(self, start: Tensor, to: Tensor, sums: StepSums, *, saves_activations: bool = False) -> None:
         """Train; `to` gets the trained model of every slot, or what every step saves."""
         slots, start, gradients = len(start), start.contiguous(), sums.outer_gradients
-        config = self._config(sums_gradients=gradients is not None, saves_activations=saves_activations)
+        config = replace(self._config, sums_gradients=gradients is not None, saves_activations=saves_activations)
         on_tensor_cores = not saves_activations and self._uses_tensor_cores(config, slots)
-        name: Name = "forward_tensor_cores" if on_tensor_cores else "forward"
+        name: jit.Name = "forward_tensor_cores" if on_tensor_cores else "forward"
         losses = start.new_empty(2, slots, config.loss_sums(name))
-        compile_kernel(name, config, self.x.device)(
+        jit.compile_kernel(name, config, self.x.device)(
             slots,
             [
                 *self._inputs,
@@ -122,19 +114,16 @@ class CudaTrainer:
         if not self._has_path_loss:
             sums.losses[1] = 0
 
-    def _uses_tensor_cores(self, config: KernelConfig, slots: int) -> bool:
+    def _uses_tensor_cores(self, config: jit.KernelConfig, slots: int) -> bool:
         """Eight blocks train a slot sooner than two, as long as there is room for all slots at once."""
-        crowded = slots * CLUSTER_BLOCKS > multiprocessors(self.x.device)
-        return crowded and self.x.numel() < 2**32 and config.fits_tensor_cores(shared_memory(self.x.device))
+        crowded = slots * jit.CLUSTER_BLOCKS > jit.multiprocessors(self.x.device)
+        return crowded and self.x.numel() < 2**32 and config.fits_tensor_cores(jit.shared_memory(self.x.device))
 
-    def _config(self, *, sums_gradients: bool, saves_activations: bool = False) -> KernelConfig:
-        return replace(
-            _config(self.kernel, self.schedule.rows.shape[2]),
-            prox=self.update.mu > 0,
-            balanced=self.outer is not None and self.outer.class_weights is not None,
-            sums_gradients=sums_gradients,
-            saves_activations=saves_activations,
-        )
+    @cached_property
+    def _config(self) -> jit.KernelConfig:
+        plain = _config(self.kernel, self.schedule.rows.shape[2])
+        balanced = self.outer is not None and self.outer.class_weights is not None
+        return replace(plain, prox=self.update.mu > 0, balanced=balanced)
 
     @property
     def _has_path_loss(self) -> bool:
@@ -151,6 +140,6 @@ class CudaTrainer:
         return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
 
 
-def _config(kernel: MLPKernel, rows: int) -> KernelConfig:
+def _config(kernel: MLPKernel, rows: int) -> jit.KernelConfig:
     weights = [shape for shape in kernel.shapes if len(shape) == 2]
-    return KernelConfig(weights[0][1], tuple(shape[0] for shape in weights), rows)
+    return jit.KernelConfig(weights[0][1], tuple(shape[0] for shape in weights), rows)
