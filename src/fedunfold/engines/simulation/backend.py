@@ -72,7 +72,7 @@ class Backend:
         kernel = self.kernel
         if isinstance(kernel, MLPKernel) and not sums_gradients and _is_fused(kernel, optimizer, outer):
             whole: CpuTrainer | CudaTrainer | None = None
-            if is_cuda_supported(kernel, batches.rows.shape[2], self.x):
+            if self.x.is_cuda and is_cuda_supported(kernel, batches.rows.shape[2], self.x):
                 whole = CudaTrainer(kernel, self.x, self.y, *parts)
             elif self.cpu_kernel is not None:
                 whole = CpuTrainer(kernel, self.rows, self.y, *parts, self.threads)

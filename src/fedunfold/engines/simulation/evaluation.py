@@ -19,9 +19,8 @@ from fedunfold.core.task import cross_entropy_values
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.base import upload
 from fedunfold.engines.simulation.backends.cpu import read_outer, read_predictions
-from fedunfold.engines.simulation.batching import BatchSampler
+from fedunfold.engines.simulation.batching import BatchSampler, upload
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.parts import LocalOptimizer
-from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums, upload
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cuda.jit import PARTS, Name, Shape, compiled, multiprocessors, shared_memory
+from fedunfold.engines.simulation.batching import upload
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 
 
