@@ -3,18 +3,18 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cpu.bindings import TYPES, CallArgs, Name, call, is_built
 from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
-from fedunfold.engines.simulation.kernels.base import numbers
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, sgd
+from fedunfold.local import sgd
 
 WORTH_THREADS = 5_000_000
 """Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
@@ -45,19 +45,21 @@ class CpuTrainer:
         kernel: The stack of linear layers.
         rows: The data of all clients.
         y: Their labels.
-        schedule: The minibatches of every client slot.
+        batches: The minibatches of every client slot.
         step_sizes: η_k of every slot [L].
-        update: The local optimiser; of its settings μ is used.
+        optimizer: The clients' optimiser, of which `fused_mu` is used.
         outer: How minibatches enter the outer loss; None where they do not.
         threads: How many threads may be used.
     """
 
+    uses_torch_threads: ClassVar[bool] = False
+
     kernel: MLPKernel
     rows: SparseRows
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
     threads: int
 
@@ -104,21 +106,21 @@ class CpuTrainer:
         Args:
             memory_budget: Bytes.
         """
-        steps, slots, rows = self.schedule.rows.shape
+        steps, slots, rows = self.batches.rows.shape
         padded = [-(-units // PADDING) * PADDING for units in self._sizes[1:].tolist()]
         sizes = [(below + 1) * units for below, units in zip(self._sizes[:-1].tolist(), padded, strict=True)]
-        saved = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
+        saved = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.optimizer.fused_mu else 2) * sum(sizes)
         return bool(slots * saved * self.rows.values.element_size() <= memory_budget)
 
     def _args(self, start: Tensor, models: Tensor | None = None) -> CallArgs:
         """All but the results beside the models. Whatever is not as compiled code takes it to be is refused."""
-        schedule, rows, outer = self.schedule, self.rows, self.outer
-        steps, slots, batch_size = schedule.rows.shape
+        batches, rows, outer = self.batches, self.rows, self.outer
+        steps, slots, batch_size = batches.rows.shape
         samples, features = rows.values.shape
-        size = numbers(self.kernel.shapes)
+        size = self.kernel.layout.num_params
         if start.shape != (slots, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
             raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are trained, not these.")
-        if schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
+        if batches.counts.dtype != np.int32 or not batches.counts.flags.c_contiguous:
             raise ValueError("counts are read row by row.")
         return CallArgs(
             layers=len(self._sizes) - 1,
@@ -127,17 +129,17 @@ class CpuTrainer:
             rows=batch_size,
             threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
-            outer_on_path=outer is not None and not outer.loss.only_last_layer,
-            mu=self.update.mu,
+            outer_on_path=outer is not None and not outer.loss.only_final,
+            mu=self.optimizer.fused_mu,
             sizes=self._sizes.ctypes.data,
             x=self._pointer(rows.values, samples, features),
             nonzero=None if rows.nonzero is None else rows.nonzero.ctypes.data,
             background=self._pointer(rows.background, features),
             overlaps=self._pointer(rows.overlaps, samples),
             labels=_pointer(self.y, torch.int64, samples),
-            batches=_pointer(schedule.rows, torch.int32, steps, slots, batch_size),
-            counts=schedule.counts.ctypes.data,
-            means=self._pointer(schedule.means, steps, slots, batch_size),
+            batches=_pointer(batches.rows, torch.int32, steps, slots, batch_size),
+            counts=batches.counts.ctypes.data,
+            means=self._pointer(batches.means, steps, slots, batch_size),
             step_sizes=self._pointer(self.step_sizes, slots),
             factors=self._pointer(None if outer is None else outer.factors, slots),
             class_weights=self._pointer(None if outer is None else outer.class_weights, int(self._sizes[-1])),
@@ -154,13 +156,13 @@ class CpuTrainer:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """Features, and the units of every layer."""
-        weights = [shape for shape in self.kernel.shapes if len(shape) == 2]
+        weights = [shape for shape in self.kernel.layout.shapes if len(shape) == 2]
         return np.array([weights[0][1], *(shape[0] for shape in weights)], dtype=np.int64)
 
     @cached_property
     def _multiplications(self) -> int:
         """In a forward pass over all minibatches, of which a backward pass takes several."""
-        return int(self.schedule.counts.sum()) * numbers(self.kernel.shapes)
+        return int(self.batches.counts.sum()) * self.kernel.layout.num_params
 
 
 def evaluate_outer(
@@ -187,7 +189,7 @@ def evaluate_outer(
         The sum and its gradient [d].
     """
     evaluator = _evaluator(kernel, rows, y, chosen, coefficients, threads)
-    start = model.contiguous().expand(len(evaluator.schedule.order), -1)
+    start = model.contiguous().expand(len(evaluator.batches.order), -1)
     losses, gradients = model.new_empty(len(start)), model.new_zeros(start.shape)
     args = evaluator._args(start)
     args.losses, args.sums = losses.data_ptr(), gradients.data_ptr()
@@ -213,8 +215,8 @@ def predict(
         The classes and the losses, [n] each.
     """
     evaluator = _evaluator(kernel, rows, y, chosen, model.new_ones(len(chosen)), threads)
-    start = model.contiguous().expand(len(evaluator.schedule.order), -1)
-    numel = evaluator.schedule.rows.numel()
+    start = model.contiguous().expand(len(evaluator.batches.order), -1)
+    numel = evaluator.batches.rows.numel()
     predicted, losses = y.new_empty(numel), model.new_empty(numel)
     args = evaluator._args(start)
     args.predicted, args.row_losses = predicted.data_ptr(), losses.data_ptr()
@@ -229,13 +231,13 @@ def _evaluator(
     slots = min(EVALUATION_SLOTS, len(chosen))
     steps = -(-len(chosen) // (slots * EVALUATION_ROWS))
     shape = (steps, slots, EVALUATION_ROWS)
-    batches, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
-    batches[: len(chosen)], means[: len(chosen)] = chosen, coefficients
+    places, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
+    places[: len(chosen)], means[: len(chosen)] = chosen, coefficients
     left = len(chosen) - EVALUATION_ROWS * np.arange(steps * slots)
     counts = np.clip(left, 0, EVALUATION_ROWS).astype(np.int32).reshape(steps, slots)
-    minibatches = torch.from_numpy(batches).view(shape), counts, (), means.view(shape)
-    schedule = DeviceBatchPlan(tuple(range(slots)), tuple((counts > 0).sum(1).tolist()), *minibatches)
-    return CpuTrainer(kernel, rows, y, schedule, coefficients.new_zeros(slots), sgd(), None, threads)
+    minibatches = torch.from_numpy(places).view(shape), counts, means.view(shape)
+    batches = DeviceBatchPlan(tuple(range(slots)), tuple((counts > 0).sum(1).tolist()), *minibatches)
+    return CpuTrainer(kernel, rows, y, batches, coefficients.new_zeros(slots), sgd(), None, threads)
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cuda import jit
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
+from fedunfold.engines.simulation.batching import upload
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan, upload
-from fedunfold.local.optimizers import LocalOptimizer
 
 
 def is_supported(kernel: MLPKernel, rows: int, x: Tensor) -> bool:
@@ -34,18 +35,20 @@ class CudaTrainer:
         kernel: The stack of linear layers.
         x: The data of all clients.
         y: Their labels.
-        schedule: The minibatches of every client slot.
+        batches: The minibatches of every client slot.
         step_sizes: η_k of every slot [L].
-        update: The local optimiser; of its settings μ is used.
+        optimizer: The clients' optimiser, of which `fused_mu` is used.
         outer: How minibatches enter the outer loss; None where they do not.
     """
+
+    uses_torch_threads: ClassVar[bool] = False
 
     kernel: MLPKernel
     x: Tensor
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
@@ -72,7 +75,7 @@ class CudaTrainer:
         Returns:
             dL/dw^(t) through every slot [L, d].
         """
-        saved = start.new_empty(len(self.schedule.active), len(start), self._config.saved_per_step)
+        saved = start.new_empty(len(self.batches.active), len(start), self._config.saved_per_step)
         self._launch(start, saved, StepSums(start.new_empty(2, len(start))), saves_activations=True)
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
         launch = jit.compile_kernel("backward", self._config, self.x.device)
@@ -85,7 +88,7 @@ class CudaTrainer:
         Args:
             memory_budget: Bytes.
         """
-        steps, slots = len(self.schedule.active), len(self.schedule.order)
+        steps, slots = len(self.batches.active), len(self.batches.order)
         saved = steps * slots * self._config.saved_per_step * self.x.element_size()
         return self._config.fits_backward(jit.shared_memory(self.x.device)) and saved <= memory_budget
 
@@ -107,7 +110,7 @@ class CudaTrainer:
                 start if gradients is None else gradients,
                 start if gradients is None else start.new_zeros(slots * config.scratch),
                 slots,
-                float(self.update.mu),
+                float(self.optimizer.fused_mu or 0),
             ],
         )
         torch.sum(losses, 2, out=sums.losses)
@@ -121,13 +124,13 @@ class CudaTrainer:
 
     @cached_property
     def _config(self) -> jit.KernelConfig:
-        plain = _config(self.kernel, self.schedule.rows.shape[2])
+        plain = _config(self.kernel, self.batches.rows.shape[2])
         balanced = self.outer is not None and self.outer.class_weights is not None
-        return replace(plain, prox=self.update.mu > 0, balanced=balanced)
+        return replace(plain, prox=bool(self.optimizer.fused_mu), balanced=balanced)
 
     @property
     def _has_path_loss(self) -> bool:
-        return self.outer is not None and not self.outer.loss.only_last_layer
+        return self.outer is not None and not self.outer.loss.only_final
 
     @cached_property
     def _inputs(self) -> tuple[Tensor, ...]:
@@ -135,11 +138,11 @@ class CudaTrainer:
         outer, ones = self.outer, self.step_sizes
         factors = ones if outer is None else outer.factors
         class_weights = ones if outer is None or outer.class_weights is None else outer.class_weights
-        schedule = self.schedule
-        steps = upload((schedule.counts > 0).sum(0).astype(np.int32), self.x.device)
-        return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
+        batches = self.batches
+        steps = upload((batches.counts > 0).sum(0).astype(np.int32), self.x.device)
+        return self.x, self.y, batches.rows, batches.means, steps, self.step_sizes, factors, class_weights
 
 
 def _config(kernel: MLPKernel, rows: int) -> jit.KernelConfig:
-    weights = [shape for shape in kernel.shapes if len(shape) == 2]
+    weights = [shape for shape in kernel.layout.shapes if len(shape) == 2]
     return jit.KernelConfig(weights[0][1], tuple(shape[0] for shape in weights), rows)
