@@ -5,13 +5,27 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.data.federated import FederatedData
-from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, upload
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan
 from fedunfold.engines.simulation.backends.cpu.permutations import last_rows, shuffle_rows
+
+SMALL = 64 * 1024
+"""Bytes that go to a GPU's queue as they are. For more the device would have to be waited for, unless they lie in
+memory that it can reach by itself."""
+
+
+def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device; numpy's memory is read before this returns, and what the device is doing is not waited for."""
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    host = host.to(dtype or host.dtype)
+    if device.type == "cuda" and host.nbytes > SMALL:
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

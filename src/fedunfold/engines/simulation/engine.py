@@ -29,9 +29,8 @@ from fedunfold.core.participation import Participation
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.base import upload
 from fedunfold.engines.simulation.backends.cuda import multiprocessors
-from fedunfold.engines.simulation.batching import BatchSampler
+from fedunfold.engines.simulation.batching import BatchSampler, upload
 from fedunfold.engines.simulation.evaluation import ClientEvaluator
 from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel

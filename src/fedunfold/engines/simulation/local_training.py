@@ -15,8 +15,8 @@ from fedunfold.core.participation import Participation, RoundRng
 from fedunfold.core.parts import OuterLoss
 from fedunfold.core.threading import threads_for
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums, upload
-from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice
+from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums
+from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice, upload
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,10 @@ class CohortResult:
     def split(self, clients: Sequence[int]) -> "list[CohortResult]":
         """One for each run, of so many clients; all numbers are waited for."""
         numbers, ends = self.numbers.cpu().double(), np.cumsum(clients)
+        if len(clients) == 1:
+            return [replace(self, numbers=numbers)]
         return [
-            CohortResult(self.movements[part], self.updates[part], self.sums.select(part), numbers[:, part])
+            CohortResult(self.movements[part], self.updates[part], _select(self.sums, part), numbers[:, part])
             for part in (slice(end - count, end) for end, count in zip(ends, clients, strict=True))
         ]
 
@@ -128,7 +130,7 @@ class CohortResult:
         there = accepted.to(self.movements.device)
         slots = torch.nonzero(there).flatten()
         return CohortResult(
-            self.movements[there], self.updates[there], self.sums.select(slots), self.numbers[:, accepted]
+            self.movements[there], self.updates[there], _select(self.sums, slots), self.numbers[:, accepted]
         )
 
 
@@ -162,7 +164,7 @@ class CohortTrainer:
             moved = trainer.forward(start, sums).sub_(start)
         if (order != np.arange(slots)).any():
             back = upload(np.argsort(order), moved.device)
-            moved, sums = moved[back], sums.select(back)
+            moved, sums = moved[back], _select(sums, back)
         after = np.concatenate([context.update_scale[context.clients] for context in rounds])
         scales = self._column(after) if (after != 1).any() else None
         return CohortResult.of(moved, scales, sums, self.backend.kernel.layout)
@@ -222,6 +224,12 @@ class CohortTrainer:
     def _threads_of(self, trainer: LocalTrainer) -> AbstractContextManager[None]:
         """Torch's, as many as its steps are worth; compiled code has its own."""
         return threads_for(self.step_size if trainer.uses_torch_threads else 0, self.backend.threads)
+
+
+def _select(sums: StepSums, slots: Tensor | slice) -> StepSums:
+    """Those of some slots."""
+    own, outer = sums.gradients, sums.outer_gradients
+    return StepSums(sums.losses[:, slots], None if own is None else own[slots], None if outer is None else outer[slots])
 
 
 def _slots(trainer: LocalTrainer, rounds: Sequence[RoundContext]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,24 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedunfold.core.participation import RoundRng
 from fedunfold.core.parts import OuterLoss
-
-SMALL = 64 * 1024
-"""Bytes that go to a GPU's queue as they are. For more the device would have to be waited for, unless they lie in
-memory that it can reach by itself."""
-
-
-def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """On the device; numpy's memory is read before this returns, and what the device is doing is not waited for."""
-    host = torch.from_numpy(np.ascontiguousarray(values))
-    host = host.to(dtype or host.dtype)
-    if device.type == "cuda" and host.nbytes > SMALL:
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -86,13 +72,6 @@ class StepSums:
     losses: Tensor
     gradients: Tensor | None = None
     outer_gradients: Tensor | None = None
-
-    def select(self, slots: Tensor | slice) -> "StepSums":
-        """Those of some slots."""
-        own, outer = self.gradients, self.outer_gradients
-        return StepSums(
-            self.losses[:, slots], None if own is None else own[slots], None if outer is None else outer[slots]
-        )
 
 
 class LocalTrainer(Protocol):
