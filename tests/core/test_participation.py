@@ -26,10 +26,8 @@ def participating(
 
 
 def test_participation_is_as_frequent_as_its_probability() -> None:
-    participation_probability = [0.0, 0.2, 0.5, 0.9, 1.0]
-    found = np.array(
-        [participating(RoundRng(0, "trial-0", t), KEYS, participation_probability, None) for t in range(2000)]
-    )
+    probabilities = [0.0, 0.2, 0.5, 0.9, 1.0]
+    found = np.array([participating(RoundRng(0, "trial-0", t), KEYS, probabilities, None) for t in range(2000)])
     frequency = found.mean(0)
     assert frequency[0] == 0
     assert frequency[4] == 1
@@ -38,8 +36,8 @@ def test_participation_is_as_frequent_as_its_probability() -> None:
 
 
 @settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), t=st.integers(0, 99), clients_per_t=st.integers(1, 5))
-def test_sampling_draws_exactly_so_many(seed: int, t: int, clients_per_t: int) -> None:
+@given(seed=st.integers(0, 10**6), t=st.integers(0, 99), clients_per_round=st.integers(1, 5))
+def test_sampling_draws_exactly_so_many(seed: int, t: int, clients_per_round: int) -> None:
     assert participating(RoundRng(seed, "trial-0", t), KEYS, [1.0] * 5, clients_per_round).sum() == clients_per_round
 
 
@@ -64,8 +62,8 @@ def test_participation_does_not_depend_on_the_other_clients(seed: int, some: lis
     assert participating(rng, some, [0.5] * len(some), None).tolist() == [everyone[key] for key in some]
 
 
-@given(seed=st.integers(0, 10**6), order=st.permutations(KEYS), clients_per_t=st.integers(1, 4))
-def test_sampling_does_not_depend_on_the_order(seed: int, order: list[str], clients_per_t: int) -> None:
+@given(seed=st.integers(0, 10**6), order=st.permutations(KEYS), clients_per_round=st.integers(1, 4))
+def test_sampling_does_not_depend_on_the_order(seed: int, order: list[str], clients_per_round: int) -> None:
     rng = RoundRng(seed, "trial-0", 3)
     listed = dict(zip(KEYS, participating(rng, KEYS, [1.0] * 5, clients_per_round).tolist(), strict=True))
     assert participating(rng, order, [1.0] * 5, clients_per_round).tolist() == [listed[key] for key in order]
