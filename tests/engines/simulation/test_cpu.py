@@ -12,6 +12,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from fedunfold.engines.simulation.schedule import DeviceBatchPlan
+from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -32,8 +34,6 @@ from fedunfold.engines.simulation.backends.cpu import (
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
 from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
 from fedunfold.rules.size import size
 from fedunfold.training.loop import Algorithm, run_rounds
 from fedunfold.unfolding.adjoint import unfold

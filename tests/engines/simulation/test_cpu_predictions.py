@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedunfold.engines.simulation.samples import Evaluator
+from fedunfold.local.optimizers import sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,8 +19,6 @@ from fedunfold.engines.simulation import SimulatedFederation, fixed_model, sampl
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
 from fedunfold.engines.simulation.kernels.base import Kernel
-from fedunfold.engines.simulation.samples import Evaluator
-from fedunfold.local.optimizers import sgd
 from tests.support.comparing import normal_rows, scaled_rows, sparse_rows, stack
 from tests.support.federations import simulated, tiny
 

@@ -15,12 +15,12 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from fedunfold.local.optimizers import LocalOptimizer, sgd
 from torch import Tensor
 
 from fedunfold.engines.simulation import SimulatedFederation, backend
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer, is_supported, jit
 from fedunfold.engines.simulation.backends.cuda.jit import HERE, SOURCES, KernelConfig, Launch, Name, shared_memory
-from fedunfold.local.optimizers import LocalOptimizer, sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0

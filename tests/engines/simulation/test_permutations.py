@@ -4,13 +4,13 @@ import hashlib
 
 import numpy as np
 import pytest
+from fedunfold.engines.simulation.plan import plan, sample_coefficients
+from fedunfold.engines.simulation.schedule import ClientSlice, RoundRng
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core import rng
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built, last_rows, permutations, shuffle_rows
-from fedunfold.engines.simulation.plan import plan, sample_coefficients
-from fedunfold.engines.simulation.schedule import ClientSlice, RoundRng
 
 compiled = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")
 
