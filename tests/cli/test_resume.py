@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(
     file = tmp_path / "cut" / "unfinished" / "learning.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     went_on = succeeded(fedunfold(*LEARN, "--out", "cut"))
-    assert "learning.safetensors is damaged; going on from the one before it" in went_on.err
+    assert "learning.safetensors is damaged; resuming from the one before it" in went_on.err
     assert "going on from outer iteration 2 of 4" in went_on.err
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
 
@@ -218,7 +218,7 @@ def test_ctrl_c_in_a_run_keeps_its_rounds(fedunfold: Command, tmp_path: Path, mo
     with monkeypatch.context() as patched:
         patched.setattr(loop, "_after_round", interrupted)
         stopped = fedunfold("run", "mine.toml", "--out", "cut")
-    assert (stopped.code, stopped.err) == (130, "stopped after 2 of 3 rounds; the same command goes on from them.\n")
+    assert (stopped.code, stopped.err) == (130, "stopped after 2 of 3 rounds; the same command resumes from them.\n")
     assert "going on from round 2 of 3" in succeeded(fedunfold("run", "mine.toml", "--out", "cut")).err
     succeeded(fedunfold("run", "mine.toml", "--out", "whole"))
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import click
 import typer
 
 from fedunfold.cli import Stopped
@@ -38,7 +37,7 @@ class Answers:
             try:
                 text = typer.prompt(question, default=None if default is None else shown(default), err=True)
                 return read(str(text))
-            except click.Abort:
+            except typer.Abort:
                 typer.echo(err=True)  # the question's own line
                 raise Stopped("stopped; nothing was written.") from None
             except ValueError as error:  # InputError is one too

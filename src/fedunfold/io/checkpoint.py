@@ -95,7 +95,7 @@ class Checkpoint:
                 damaged.append(file)
                 continue
             for other in damaged:
-                log.warning("checkpoint %s is damaged; going on from the one before it, %s.", other, file.name)
+                log.warning("checkpoint %s is damaged; resuming from the one before it, %s.", other, file.name)
                 other.unlink(missing_ok=True)
             return found
         if damaged:

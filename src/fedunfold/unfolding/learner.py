@@ -40,13 +40,13 @@ class Learning:
     `decay` "linear", step m is lr (1 − m/M): large steps find the way, small ones at the end let the noise of single
     draws average out. No step of a client's θ is larger than half its first value. The initial model is the same in
     every iteration (`fixed`, the paper's code) or drawn anew (`resample`, the paper's text). Every step averages the
-    gradients of `draws` runs, each with its own minibatches and absences.
+    gradients of `num_samples` runs, each with its own minibatches and absences.
 
-    `pull` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
+    `kl_weight` ρ holds the weights near the sizes p_k = N_k/N: the loss gets ρ L₀ (1/T) Σ_t KL(p ‖ Θ^(t)), with L₀
     the outer loss of the first step. With `step_sizes` "learned", s_t = σ_t² of every round (`Algorithm`) is
-    learned beside Θ, from those of the algorithm. `shared_rounds` rounds in a row have the same weights and step
-    size: fewer numbers to learn, and less noise in each. `tape` is where the updates of all rounds are kept: "full",
-    or with large models and many clients "half" (of the memory) or on "disk".
+    learned beside Θ, from those of the algorithm. `tie_rounds` rounds in a row have the same weights and step
+    size: fewer numbers to learn, and less noise in each. `update_storage` is where the updates of all rounds are kept:
+    "full", or with large models and many clients "half" (of the memory) or on "disk".
 
     >>> Learning(iterations=4, lr=0.1).step(2)
     0.05
@@ -57,13 +57,13 @@ class Learning:
     adjoint: AdjointKind = "first_order"
     outer: OuterName = "path"
     initial_model: Literal["fixed", "resample"] = "fixed"
-    draws: int = 1
-    pull: float = 0.0
-    step_sizes: Literal["one", "learned"] = "one"
-    shared_rounds: int = 1
+    num_samples: int = 1
+    kl_weight: float = 0.0
+    step_sizes: Literal["fixed", "learned"] = "fixed"
+    tie_rounds: int = 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     decay: Literal["none", "linear"] = "linear"
-    tape: UpdateStorage = "full"
+    update_storage: UpdateStorage = "full"
 
     def __post_init__(self) -> None:
         OuterLoss(self.outer)
@@ -75,20 +75,20 @@ class Learning:
             raise InputError(f"the adjoint is 'first_order' or 'exact', not '{self.adjoint}'.")
         if self.initial_model not in ("fixed", "resample"):
             raise InputError(f"the initial model is 'fixed' or 'resample', not '{self.initial_model}'.")
-        if not is_count(self.draws):
-            raise InputError(f"a step of the learning needs at least 1 draw, not {self.draws!r}.")
-        if not is_count(self.shared_rounds):
-            raise InputError(f"weights are shared by at least 1 round, not {self.shared_rounds!r}.")
-        if not (isinstance(self.pull, int | float) and 0 <= self.pull < math.inf):
-            raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.pull!r}.")
+        if not is_count(self.num_samples):
+            raise InputError(f"a step of the learning needs at least 1 draw, not {self.num_samples!r}.")
+        if not is_count(self.tie_rounds):
+            raise InputError(f"weights are shared by at least 1 round, not {self.tie_rounds!r}.")
+        if not (isinstance(self.kl_weight, int | float) and 0 <= self.kl_weight < math.inf):
+            raise InputError(f"the pull towards the sizes must be a finite number >= 0, not {self.kl_weight!r}.")
         if self.optimizer not in BETAS:
             raise InputError(f"the outer optimizer is 'adam' or 'rmsprop', not '{self.optimizer}'.")
         if self.decay not in ("none", "linear"):
             raise InputError(f"the outer step size has decay 'none' or 'linear', not '{self.decay}'.")
-        if self.tape not in get_args(UpdateStorage):
-            raise InputError(f"the tape of updates is 'full', 'half' or on 'disk', not '{self.tape}'.")
-        if self.step_sizes not in ("one", "learned"):
-            raise InputError(f"the step sizes are 'one' or 'learned', not '{self.step_sizes}'.")
+        if self.update_storage not in get_args(UpdateStorage):
+            raise InputError(f"the tape of updates is 'full', 'half' or on 'disk', not '{self.update_storage}'.")
+        if self.step_sizes not in ("fixed", "learned"):
+            raise InputError(f"the step sizes are 'fixed' or 'learned', not '{self.step_sizes}'.")
 
     def step(self, m: int) -> float:
         """The step size in iteration m."""
@@ -186,7 +186,7 @@ def learn(
                 progress.optimizer.slopes[:, :-1],
                 EPSILON,
                 progress.rejected,
-                rounds * learning.draws * len(progress.losses),
+                rounds * learning.num_samples * len(progress.losses),
             ),
         )
 
@@ -206,8 +206,8 @@ def learn(
                 federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m, start
             )
             first = progress.losses[0] if progress.losses else loss
-            gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.pull * abs(first))
-            after = progress.after(loss, _shared(gradient, learning.shared_rounds), most.clamp(max=learning.step(m)))
+            gradient[:, :-1] += _pull(progress.roots[:, :-1], shares, learning.kl_weight * abs(first))
+            after = progress.after(loss, _shared(gradient, learning.tie_rounds), most.clamp(max=learning.step(m)))
             # In one step: Ctrl-C must not find an iteration without its counts.
             progress = after.with_set_aside([keys.index(entry.client) for entry in rejected])
             keep()
@@ -228,27 +228,27 @@ def _step(
     theta, root = roots[:, :-1], roots[:, -1]
     rejected: list[RejectedUpdate] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
-    runs = [f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}" for draw in range(learning.draws)]
+    runs = [f"learn-{m}" if draw == 0 else f"learn-{m}-{draw}" for draw in range(learning.num_samples)]
     at_once, resampled = max_parallel_runs(federation), learning.initial_model == "resample"
-    for begin in range(0, learning.draws, at_once):
+    for begin in range(0, learning.num_samples, at_once):
         together = runs[begin : begin + at_once]
         for found in unroll_and_grad(
             *(federation, theta, algorithm, OuterLoss(learning.outer), learning.adjoint),
             runs=together,
             models=[federation.initial_model(run) if resampled else first for run in together],
-            tape=learning.tape,
+            tape=learning.update_storage,
         ):
             rejected += found.rejected
-            loss += found.loss / learning.draws
-            gradient[:, :-1] += found.gradient / learning.draws
+            loss += found.loss / learning.num_samples
+            gradient[:, :-1] += found.gradient / learning.num_samples
             if learning.step_sizes == "learned":
-                gradient[:, -1] += 2 * root * found.step_gradient / learning.draws
+                gradient[:, -1] += 2 * root * found.step_gradient / learning.num_samples
     return loss, gradient, rejected
 
 
 def _with_steps(algorithm: Algorithm, learning: Learning, roots: Tensor) -> Algorithm:
     """The algorithm with s = σ², where step sizes are learned."""
-    if learning.step_sizes == "one":
+    if learning.step_sizes == "fixed":
         return algorithm
     return replace(algorithm, step_sizes=tuple(roots[:, -1].square().tolist()))
 
