@@ -17,8 +17,9 @@ EXTRAS := dev,docs,vision,flower,tracking,datasets,report
 .DELETE_ON_ERROR:
 
 # Everything but torch is held against the hashes of its release; torch, which has a build for every platform, against
-# those of the builds that are known. The project itself comes last, and finds all it needs there. Bytecode is made when
-# a module is first imported, and not for all of torch.
+# those of the builds that are known. The project itself comes last, and finds all it needs there. Bytecode is not made
+# for all of torch, but for what is imported, and saved then.
+export PYTHONDONTWRITEBYTECODE :=
 $(VENV)/.core: pyproject.toml constraints.txt requirements-core.lock
 	@echo "setting up $(VENV) (once): what a run needs"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedunfold needs Python 3.11 or newer; set PYTHON=...")'
@@ -26,7 +27,8 @@ $(VENV)/.core: pyproject.toml constraints.txt requirements-core.lock
 	@$(PIP) --no-compile --require-hashes --no-deps --requirement requirements-core.lock
 	@$(PIP) --no-compile --report $(VENV)/torch.json torch
 	@$(BIN)/python supply/check_torch.py $(VENV)/torch.json
-	@$(PIP) --no-index --no-build-isolation --editable .
+	@echo "building fedunfold"
+	@$(PIP) --quiet --no-index --no-build-isolation --editable .
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.installed: $(VENV)/.core requirements.lock
