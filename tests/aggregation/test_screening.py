@@ -220,7 +220,7 @@ def test_a_run_names_who_was_set_aside_and_goes_as_if_they_were_away() -> None:
     data.x[data.offsets[5] :] *= 300  # the units of f are not those of the others
     result = run_rounds(simulated(env), size(), 3, algorithm=Algorithm(screen="norm", absent="drop"), run=RUN)
     assert {(entry.round, entry.client) for entry in result.rejected} == {(t, "f") for t in range(3)}
-    assert result.warnings[0].startswith("client f was set aside in rounds 1, 2 and 3 of 3: it sends an update ")
+    assert result.warnings[0].startswith("client f was rejected in rounds 1, 2 and 3 of 3: it sends an update ")
     away = tiny(SITES, epochs=1, participation_probability={**dict.fromkeys("abcde", 1.0), "f": 0.0})
     expected = run_rounds(simulated(away), size(), 3, algorithm=Algorithm(absent="drop"), run=RUN)
     assert torch.equal(result.present, expected.present)

@@ -7,6 +7,7 @@ from typing import TypeVar
 import typer
 
 from fedunfold.cli import Stopped
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.errors import InputError
 
 Value = TypeVar("Value")
@@ -41,7 +42,7 @@ class Answers:
                 typer.echo(err=True)  # the question's own line
                 raise Stopped("stopped; nothing was written.") from None
             except ValueError as error:  # InputError is one too
-                reason = str(error) if isinstance(error, InputError) else f"{text!r} does not fit here."
+                reason = with_flags(str(error)) if isinstance(error, InputError) else f"{text!r} does not fit here."
                 sys.stderr.write(f"{reason}\n")
 
 

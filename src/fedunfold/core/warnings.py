@@ -1,6 +1,6 @@
-"""What is odd about a run or a learning that went through all the same: a line each, with what to do.
+"""What is odd about a run or a weight-learning run that ended all the same: a line each, with what to do.
 
-Rounds are counted from 1 here, as the command line shows them. What cannot go on is a `DivergenceError` instead.
+Rounds are counted from 1 here, as people count. What cannot continue is a `DivergenceError` instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,18 +16,18 @@ FEW = 12  # rounds or clients that are listed one by one
 
 
 def of_run(present: Tensor, entering: Tensor, rejected: Sequence[RejectedUpdate], needed: int) -> tuple[str, ...]:
-    """From who was there [T, K], whose updates entered each round [T, K], and how many a step needs."""
-    found = [*_set_aside(rejected, len(present))]
+    """From who participated [T, K], whose updates entered each round [T, K], and how many a step needs."""
+    found = [*_rejections(rejected, len(present))]
     if empty := _longest(~present.any(1)):
         first, last = empty
         found.append(
-            f"nobody was there in rounds {first} to {last} of {len(present)}; raise the clients' reliability or the "
-            "number sampled, or let the server remember (--absent remember)."
+            f"nobody participated in rounds {first} to {last} of {len(present)}; raise the clients' participation "
+            'probability or the number sampled, or let the server remember (`absent="remember"`).'
         )
     if short := _rounds(entering.sum(1) < needed):
         found.append(
             f"there was no step in {_listed('round', short)}, with fewer than the {needed} updates that the "
-            "aggregation needs; expect fewer bad clients, or let the server remember (--absent remember)."
+            'aggregation needs; expect fewer bad clients, or let the server remember (`absent="remember"`).'
         )
     return tuple(found)
 
@@ -36,10 +36,10 @@ def of_learning(
     keys: Sequence[str], weights: Tensor, slopes: Tensor, least: float, rejected: Tensor, rounds: int
 ) -> tuple[str, ...]:
     """From Θ[T, K], the size of the last gradients [T, K], below which `least` they move nothing, and in how many of
-    so many `rounds` of the learning each client was set aside [K]."""
+    so many `rounds` of the learning each client was rejected [K]."""
     found = [
-        f"while learning, client {key} was set aside in {int(times)} of {rounds} rounds; run with these weights to "
-        "see why, and mend or leave out the client."
+        f"while learning, client {key} was rejected in {int(times)} of {rounds} rounds; run with these weights to "
+        "see why, and fix or leave out the client."
         for key, times in zip(keys, rejected.tolist(), strict=True)
         if times
     ]
@@ -50,23 +50,23 @@ def of_learning(
         alone = _rounds((heaviest == k) & (most > COLLAPSED))
         found.append(
             f"client {keys[k]} has more than {100 * COLLAPSED:.0f} % of the weight in {_listed('round', alone)}: there "
-            "the others hardly count; hold the weights nearer to the sizes with --pull 0.1 where that is not wanted."
+            "the others hardly count; hold the weights nearer to the sizes with `kl_weight=0.1` where that is not wanted."
         )
     if still := _rounds(slopes.max(1).values <= least):
         found.append(
             f"the gradient of the weights vanished in {_listed('round', still)}, which stayed as they were; learn with "
-            "--dtype float64, or let rounds share their weights (--shared-rounds)."
+            "`dtype=torch.float64`, or let rounds share their weights (`tie_rounds`)."
         )
     return tuple(found)
 
 
-def _set_aside(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:
+def _rejections(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:
     by_client: dict[str, list[RejectedUpdate]] = {}
     for entry in entries:
         by_client.setdefault(entry.client, []).append(entry)
     for client, own in by_client.items():
         when = _listed("round", [entry.round + 1 for entry in own])
-        yield f"client {client} was set aside in {when} of {rounds}: it {own[-1].reason}."
+        yield f"client {client} was rejected in {when} of {rounds}: it {own[-1].reason}."
 
 
 def _rounds(marked: Tensor) -> list[int]:

@@ -121,7 +121,7 @@ def check_learnable(algorithm: Algorithm) -> None:
     if algorithm.aggregate.name != "mean":
         raise InputError(
             f"weights cannot be learned through the aggregation '{algorithm.aggregate.name}', which is no weighted "
-            "sum; learn with the mean, and run the result with --aggregate."
+            "sum; learn with the mean, and run the result with this aggregation."
         )
 
 
