@@ -9,12 +9,11 @@ import pytest
 import torch
 import typer
 
-from fedunfold.aggregation import absent, screening
 from fedunfold.cli import options as opt
 from fedunfold.cli.app import app
 from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
-from fedunfold.core import federation
+from fedunfold.core import algorithm, messages
 from fedunfold.data.vision.files import StoredType
 from fedunfold.studies.reproduction import Setting, Study
 from fedunfold.unfolding import Learning
@@ -65,9 +64,9 @@ def choices(annotation: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("option", "original"),
     [
-        (PARTS["absent"], get_args(absent.Absent)),
-        (PARTS["screen"], get_args(screening.UpdateFilter)),
-        (opt.AbsentLoss, get_args(federation.AbsentLoss)),
+        (PARTS["absent"], get_args(algorithm.Absent)),
+        (PARTS["filter"], get_args(algorithm.UpdateFilter)),
+        (opt.AbsentLoss, get_args(messages.AbsentLoss)),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),
         (get_type_hints(reproduce)["study"], (*get_args(Study), "all")),

@@ -116,7 +116,7 @@ def test_interrupted_comparison_keeps_finished_methods(
 def test_comparison_interrupted_before_its_first_trial(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    monkeypatch.setattr(compare, "run_together", interrupted)
+    monkeypatch.setattr(compare, "run_rounds", interrupted)
     stopped = fedunfold("compare", two_sites(), "--format", format)
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first trial ended; nothing was saved.\n"

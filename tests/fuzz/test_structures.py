@@ -36,7 +36,7 @@ def test_any_value_in_any_field_is_valid_or_refused(field: str, value: Any) -> N
         assert str(error).isprintable()
         assert len(str(error)) <= MAX_CHARACTERS + 100
     else:
-        assert 1 <= len(env.clients) <= CLIENTS.most
+        assert 1 <= len(env.clients) <= CLIENTS.value
 
 
 def test_a_number_too_long_to_print_is_refused_in_a_line() -> None:

@@ -38,7 +38,7 @@ def compare(
         typer.Option("--methods", help="Names, and files of learned weights, separated by commas."),
     ] = "fedavg,duw-fedavg",
     trials: opt.Trials = 5,
-    aggregate: opt.Aggregate = None,
+    aggregator: opt.Aggregator = None,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
@@ -48,7 +48,7 @@ def compare(
     environment = environment_of(env, options)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     folder = folder_for(options, environment)
-    _compare(environment, names, folder, options, trials, {**asdict(parts), "aggregate": aggregate}, learning)
+    _compare(environment, names, folder, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
 
 
 def _compare(

@@ -86,7 +86,7 @@ def _show(
         console.print_json(
             {
                 "environment": environment.name,
-                "clients": learned.keys,
+                "clients": learned.client_ids,
                 "iterations": done,
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),

@@ -66,9 +66,9 @@ Rule = Annotated[
     str | None,
     typer.Option("--rule", metavar="PART", help="Weights: size, uniform, dr:q=1, fedadp:beta=7, fedfa."),
 ]
-Aggregate = Annotated[
+Aggregator = Annotated[
     str | None,
-    typer.Option("--aggregate", metavar="PART", help="Updates: mean, median, trimmed:share=0.2, krum:bad=1."),
+    typer.Option("--aggregate", metavar="PART", help="Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1."),
 ]
 AbsentLoss = Annotated[
     Literal["evaluate", "skip"],
@@ -103,19 +103,19 @@ class RunOptions:
 class Parts:
     """Parts of a method that replace its own; what is not given stays as the method has it."""
 
-    update: Annotated[
+    local: Annotated[
         str | None,
         typer.Option("--update", metavar="PART", help="Local update: sgd, prox:mu=0.01, nova, momentum:rho=0.9."),
     ] = None
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="PART", help="Server: plain, momentum, adam:lr=0.01, yogi, adagrad."),
+        typer.Option("--server", metavar="PART", help="Server: sgd, momentum, adam:lr=0.01, yogi, adagrad."),
     ] = None
     absent: Annotated[
         Literal["keep", "drop", "remember"] | None,
         typer.Option("--absent", help="Absent clients: keep the old model, drop out, remember the last update."),
     ] = None
-    screen: Annotated[
+    filter: Annotated[
         Literal["finite", "norm"] | None,
         typer.Option("--filter", help="Updates rejected: those not finite, or with norm also those far too large."),
     ] = None
@@ -130,8 +130,12 @@ class LearningOptions:
         typer.Option("--adjoint", help="Gradient: first_order (one run) or exact (about four)."),
     ] = None
     outer: Annotated[
-        Literal["path", "sample", "balanced", "final", "final-balanced", "mse"] | None,
-        typer.Option("--outer", help="What weights are learned for; balanced counts all classes alike."),
+        str | None,
+        typer.Option(
+            "--outer",
+            metavar="LOSS",
+            help="What weights are learned for: path, sample, balanced (all classes alike), final, final-balanced, mse.",
+        ),
     ] = None
     schedule: Annotated[
         Schedule | None,

@@ -26,7 +26,7 @@ def run(
     mapped: Annotated[
         bool, typer.Option("--map", help="Map weights by client key and round to this federation.")
     ] = False,
-    aggregate: opt.Aggregate = None,
+    aggregator: opt.Aggregator = None,
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
     *,
     parts: opt.Parts,
@@ -48,7 +48,7 @@ def run(
         raise InputError("a run is saved only with --out; --resume needs it too.")
     environment = environment_of(env, options)
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
-    chosen = methods.changed(chosen, rule=rule, aggregate=aggregate, **asdict(parts))
+    chosen = methods.changed(chosen, rule=rule, aggregator=aggregator, **asdict(parts))
     folder = None if options.out is None else folder_for(options, environment)
     with folder or nullcontext():
         with followed(options, environment, folder) as (progress, tracker):

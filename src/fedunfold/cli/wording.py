@@ -5,11 +5,11 @@ import re
 FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
-        *("absent", "again", "aggregate", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
+        *("absent", "again", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
         *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
         *("resume", "rounds", "test", "threads", "tie_rounds", "update_storage"),
     )
-} | {"mapped": "--map", "allow_mapping": "--map"}
+} | {"allow_mapping": "--map", "aggregator": "--aggregate"}
 """The option that sets an argument, by the argument's name."""
 QUOTES = "\"'"
 _ARGUMENT = re.compile(r"`(\w+)(?:=([^`]+))?`")

@@ -60,7 +60,7 @@ class Checkpoint:
         path: The newest file; the one before it has the same name with "-before".
         kind: What the work is called in messages, such as "run".
         identity: JSON values that are the same where the same work is resumed.
-        seconds: How long after it was written it is `due` again; by default `CHECKPOINT_SECONDS`.
+        seconds: How long after it was written it is to be saved again (`should_save`); by default `CHECKPOINT_SECONDS`.
     """
 
     def __init__(self, path: Path, kind: str, identity: Mapping[str, Any], seconds: float | None = None) -> None:
@@ -72,7 +72,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     @property
-    def due(self) -> bool:
+    def should_save(self) -> bool:
         return time.monotonic() - self._written >= self._seconds
 
     def save(self, tensors: Tensors, about: object = None) -> None:
