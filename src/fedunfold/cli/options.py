@@ -68,7 +68,11 @@ Rule = Annotated[
 ]
 Aggregator = Annotated[
     str | None,
-    typer.Option("--aggregate", metavar="PART", help="Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1."),
+    typer.Option(
+        "--aggregate",
+        metavar="PART",
+        help="Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.",
+    ),
 ]
 AbsentLoss = Annotated[
     Literal["evaluate", "skip"],
@@ -134,7 +138,7 @@ class LearningOptions:
         typer.Option(
             "--outer",
             metavar="LOSS",
-            help="What weights are learned for: path, sample, balanced (all classes alike), final, final-balanced, mse.",
+            help="Weights are learned for: path, sample, balanced (all classes alike), final, final-balanced, mse.",
         ),
     ] = None
     schedule: Annotated[

@@ -93,9 +93,9 @@ def theory(
 
 
 def _weights_file(run: Path, name: str | None) -> Path:
+    from fedunfold.core.registry import unknown
     from fedunfold.io.atomic import is_folder, is_plain_file
     from fedunfold.runs.folder import MODEL
-    from fedunfold.core.registry import unknown
 
     if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")

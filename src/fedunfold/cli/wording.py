@@ -12,24 +12,24 @@ FLAGS = {
 } | {"allow_mapping": "--map", "aggregator": "--aggregate"}
 """The option that sets an argument, by the argument's name."""
 QUOTES = "\"'"
-_ARGUMENT = re.compile(r"`(\w+)(?:=([^`]+))?`")
+_ARGUMENT = re.compile(r"`(\w+)`|`?(?<![\w:,])(\w+)=([^\s`,;()]*[^\s`,;().])`?")
 
 
 def with_flags(text: str) -> str:
     """A message with the options that set the arguments it names.
 
-    >>> with_flags('let the server remember (`absent="remember"`), or choose another `out`; `n` is no option')
+    >>> with_flags("let the server remember (absent='remember'), or choose another `out`; `n` is no option")
     'let the server remember (--absent remember), or choose another --out; `n` is no option'
-    >>> with_flags("replace it with `overwrite=True`, or learn with `dtype=torch.float64`")
-    'replace it with --overwrite, or learn with --dtype float64'
+    >>> with_flags("replace it with overwrite=True, or learn with `dtype=torch.float64`.")
+    'replace it with --overwrite, or learn with --dtype float64.'
     """
     return _ARGUMENT.sub(_flag, text)
 
 
 def _flag(argument: re.Match[str]) -> str:
-    name, value = argument.groups()
-    if name not in FLAGS:
+    """The option of an argument, with its value where it has one."""
+    alone, name, value = argument.groups()
+    if (alone or name) not in FLAGS:
         return argument[0]
-    if value in (None, "True"):
-        return FLAGS[name]
-    return f"{FLAGS[name]} {value.strip(QUOTES).removeprefix('torch.')}"
+    flag = FLAGS[alone or name]
+    return flag if value in (None, "True") else f"{flag} {value.strip(QUOTES).removeprefix('torch.')}"

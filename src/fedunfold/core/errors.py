@@ -1,7 +1,7 @@
 """Errors a user can act on: one sentence that names the client, round, file or field and what to do.
 
-A message names an argument of the library in backquotes, as in `absent="drop"`; the command line shows the option
-that sets it instead.
+A message names an argument of the library as `out` or `overwrite=True`; the command line shows the option that sets it
+instead.
 """
 
 MAX_CHARACTERS = 1000

@@ -67,12 +67,12 @@ def of_learning(
         alone = _rounds((heaviest == k) & (most > COLLAPSED))
         found.append(
             f"client {client_ids[k]} has more than {100 * COLLAPSED:.0f} % of the weight in {_listed('round', alone)}: there "
-            "the others hardly count; keep the weights nearer to the sizes with `kl_weight=0.1` where that is not wanted."
+            "the others hardly count; keep the weights nearer to the sizes with kl_weight=0.1 where that is not wanted."
         )
     if still := _rounds(slopes.max(1).values <= least):
         found.append(
             f"the gradient of the weights vanished in {_listed('round', still)}, which stayed as they were; learn "
-            "in float64, or let rounds share their weights (`tie_rounds`)."
+            "in float64, or let rounds share their weights (tie_rounds)."
         )
     return tuple(found)
 

@@ -79,7 +79,7 @@ def _check_unpacked(archive: zipfile.ZipFile, path: Path, size: int) -> None:
     if unpacked > max(UNPACKED_BYTES.value, RATIO * size):
         raise InputError(
             f"{path} has {size} bytes and would unpack to {unpacked}; at most {UNPACKED_BYTES.value}, or {RATIO} times "
-            f"its size, are believed; save it with np.savez, which does not pack, or set {UNPACKED_BYTES.variable}."
+            f"its size, are allowed; save it with np.savez, which does not pack, or set {UNPACKED_BYTES.variable}."
         )
 
 

@@ -1,8 +1,8 @@
 """Where long work stands, in files that a later call resumes from.
 
 A checkpoint is a safetensors file whose metadata say of what it is and in which format. The one before it stays beside
-it. Each holds a checksum of itself: the SHA-256 of the file with zeros in the place of the checksum. So a damaged one is
-noticed, and the one before it is taken. Small results are saved the same way as JSON records.
+it. Each holds a checksum of itself: the SHA-256 of the file with zeros in the place of the checksum. So damage is
+noticed, and the one before is taken. Small results are saved the same way as JSON records.
 """
 
 import hashlib
@@ -182,8 +182,8 @@ def _content(file: Path, limit: Limit | None = None) -> bytes:
 
 def _other_format(what: str, version: object) -> str:
     return (
-        f"{what} has format {version!r} and this version of fedunfold reads {FORMAT}; resume with the version that wrote "
-        "it, or delete it to begin again."
+        f"{what} has format {version!r} and this version of fedunfold reads {FORMAT}; resume with the version that "
+        "wrote it, or delete it to begin again."
     )
 
 

@@ -131,11 +131,11 @@ class LearnedWeights:
         if rounds != len(self.weights):
             return (
                 f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as "
-                "many, or allow mapping (`allow_mapping=True`), which cuts, or repeats the last row."
+                "many, or ask for mapping (--map), which cuts, or repeats the last row."
             )
         return (
             "the weights were learned on another federation (same client keys, other data, epochs, "
-            "participation, model or step size); learn them again, or allow mapping (`allow_mapping=True`) to use "
+            "reliability, model or step size); learn them again, or ask for mapping (--map) to use "
             "them all the same."
         )
 
@@ -165,9 +165,7 @@ class LearnedWeights:
         """Read what `save` wrote; nothing in the file is executed."""
         path = Path(path)
         if not is_plain_file(path):
-            raise InputError(
-                f"there is no weights file {path}; learn weights and save them there, or correct the path."
-            )
+            raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
         try:
             with open_tensors(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -233,7 +231,7 @@ def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:
     about = f"'{strangers[0]}' is in only one of them" if strangers else "in another order"
     return (
         f"the weights belong to another federation: their clients are {_some(mine)}, the run's are "
-        f"{_some(theirs)} ({about}); learn weights for this one, or allow mapping (`allow_mapping=True`)."
+        f"{_some(theirs)} ({about}); learn weights for this one, or ask for mapping (--map)."
     )
 
 
