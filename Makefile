@@ -88,10 +88,10 @@ licences: $(VENV)/.supply
 OTHERS := .venv-others
 bench: $(VENV)/.installed $(VENV)/.built
 	@if [ -e $(OTHERS)/.installed ]; then \
-	  $(BIN)/python -m benchmarks --page docs/benchmarks.md \
+	  $(BIN)/python -m benchmarks engine --page docs/benchmarks.md \
 	    --other "FedJAX=$(OTHERS)/bin/python benchmarks/fedjax_simulation.py" \
 	    --other "pfl-research=$(OTHERS)/bin/python benchmarks/pfl_simulation.py"; \
-	else $(BIN)/python -m benchmarks --page docs/benchmarks.md; fi
+	else $(BIN)/python -m benchmarks engine --page docs/benchmarks.md; fi
 
 bench-others: $(OTHERS)/.installed
 
