@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements.lock
 	@$(PIP) --require-hashes --no-deps --requirement requirements.lock
 	@$(PIP) --report $(VENV)/torch.json torch
 	@$(BIN)/python supply/check_torch.py $(VENV)/torch.json
-	@$(PIP) --no-index --no-build-isolation --editable '.[dev,docs,vision,flower,tracking,datasets,report]'
+	@$(PIP) --no-index --no-build-isolation --editable '.[dev,docs,vision,flower,tracking,tables,datasets,report]'
 	@touch $@ $(VENV)/.built
 
 # After a change of the compiled walk.

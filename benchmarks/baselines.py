@@ -9,7 +9,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedunfold.config import Environment
-from fedunfold.core.params import model_factory, seeded
+from fedunfold.config.model import model_factory
+from fedunfold.core.params import seeded
 from fedunfold.engines.simulation.schedule import RoundRng
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedunfold.config import Environment, ModelSpec
+from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import model_factory
 from fedunfold.data.npz import read_npz
 from fedunfold.data.vision.files import METADATA, load_features, read_about
 from fedunfold.io import limits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import ModelSpec
+from fedunfold.config.model import ModelSpec
 from fedunfold.core.task import OuterLoss
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.backends.cpu import CpuTrainer

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedunfold.config import Environment
+from fedunfold.config.model import model_factory
 from fedunfold.core.federation import ClientUpdates, Need, TrainRequest
-from fedunfold.core.params import ModelFactory, model_factory
+from fedunfold.core.params import ModelFactory
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.schedule import RoundRng
 from fedunfold.local.optimizers import LocalOptimizer, sgd

@@ -11,7 +11,8 @@ from torch import nn
 
 from fedunfold.aggregation.absent import Absent
 from fedunfold.config import Environment
-from fedunfold.core.params import ModelFactory, model_factory
+from fedunfold.config.model import model_factory
+from fedunfold.core.params import ModelFactory
 from fedunfold.core.task import OuterLoss
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.schedule import RoundRng

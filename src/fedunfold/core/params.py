@@ -1,32 +1,13 @@
-"""Classifiers an environment can name. In Python any function that builds a `torch.nn.Module` does."""
+"""Trainable parameters and running statistics of a module, and one vector of all of them."""
 
-import itertools
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from fedunfold.config import ModelSpec
 from fedunfold.core import rng
-from fedunfold.io.limits import PARAMETERS
 
 ModelFactory = Callable[[], nn.Module]
-
-
-def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> ModelFactory:
-    """A function that builds a fresh multilayer perceptron; without hidden layers, a linear classifier."""
-    widths = [math.prod(features), *spec.hidden, classes]
-    PARAMETERS.check(sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths)), "field model.hidden: ")
-
-    def build() -> nn.Module:
-        layers: list[nn.Module] = [nn.Flatten()]
-        for i, (wide, narrow) in enumerate(itertools.pairwise(widths)):
-            layers += [nn.ReLU()] if i else []
-            layers.append(nn.Linear(wide, narrow))
-        return nn.Sequential(*layers)
-
-    return build
 
 
 def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:

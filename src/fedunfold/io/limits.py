@@ -8,8 +8,7 @@ import os
 from dataclasses import dataclass
 
 from fedunfold.core.errors import InputError
-
-LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
+from fedunfold.core.settings import LARGEST
 
 
 class LimitError(InputError):
@@ -55,9 +54,13 @@ BATCH = Limit("BATCH", 10**9, "samples a minibatch")  # rows are counted in 32 b
 WIDTH = Limit("WIDTH", 100_000, "units in a hidden layer")
 LAYERS = Limit("LAYERS", 100, "hidden layers")
 PARAMETERS = Limit("PARAMETERS", 250_000_000, "parameters of a model")  # 1 GB, and as much for every client at work
+TABLE_NUMBERS = Limit("TABLE_NUMBERS", 10**8, "numbers of a table")  # 800 MB while they are worked on
+TABLE_CLASSES = Limit("TABLE_CLASSES", 1000, "classes in a column")  # more are an identifier or a measurement
+TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more are names or remarks, no categories
 FEATURES = Limit("FEATURES", 10_000_000, "features a sample")  # a remote client says how many, and a model is made
 
 ENVIRONMENT_BYTES = Limit("ENVIRONMENT_BYTES", 4 * 2**20, "bytes of an environment file")  # half a million row numbers
+LINE_BYTES = Limit("LINE_BYTES", 2**24, "bytes of a line of a CSV file")  # a file without line ends is no table
 RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Python's lists take twenty times that
 LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too

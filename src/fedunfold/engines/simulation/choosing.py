@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import model_factory, seeded
+from fedunfold.core.params import seeded
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.base import Kernel, check_trainable
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.config.model import model_factory
 from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.federation import ClientInfo, ClientUpdates, Evaluation, OuterLossResult, TrainRequest
-from fedunfold.core.params import ModelFactory, flat_model, model_factory, seeded, set_flat_model
+from fedunfold.core.params import ModelFactory, flat_model, seeded, set_flat_model
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import TrainerFactory
