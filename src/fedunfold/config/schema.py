@@ -16,6 +16,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_
 from fedunfold.config.client import Client, Epochs, expand_counts
 from fedunfold.config.model import ModelSpec
 from fedunfold.core.errors import InputError
+from fedunfold.core.participation import epochs_at
+from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.settings import Count, Natural, Settings, shown
 from fedunfold.data.config import DataSource, FeaturesSource, MemorySource, NpzSource, check_division, divide, resolve
 from fedunfold.data.federated import FederatedData
@@ -26,7 +28,7 @@ from fedunfold.io.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, ROUNDS
 Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
 BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
 Value = TypeVar("Value")
-IN_DIGEST = {"clients", "clients_per_round", "model", "batch_size", "lr"}
+IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "model", "batch_size", "lr"}
 
 
 class OuterSchedule(Settings):
@@ -52,6 +54,7 @@ class Environment(Settings):
         lr: The clients' local learning rate η.
         seed: Randomness of training; who holds which data does not depend on it.
         clients_per_round: How many clients are drawn each round; all of them when None.
+        client_sampler: How they are drawn.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         model: The classifier.
@@ -73,6 +76,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     clients_per_round: Count | None = None
+    client_sampler: str = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
@@ -88,6 +92,12 @@ class Environment(Settings):
         if not name.isprintable():
             raise ValueError(f"must be one line that can be printed, got {shown(name)}")
         return name
+
+    @field_validator("client_sampler")
+    @classmethod
+    def _known_sampler(cls, client_sampler: str) -> str:
+        CLIENT_SAMPLERS.parse(client_sampler)
+        return client_sampler
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -257,8 +267,7 @@ class Environment(Settings):
 
     def epochs(self, k: int, t: int) -> int:
         """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""
-        epochs = self.clients[k].epochs
-        return epochs if isinstance(epochs, int) else epochs[min(t, len(epochs) - 1)]
+        return epochs_at(self.clients[k].epochs, t)
 
     def class_name(self, c: int) -> str:
         """What class c is called: its name, or else its number."""
@@ -277,8 +286,8 @@ class Environment(Settings):
     def digest(self, data: FederatedData) -> str:
         """A hash of what makes the federation, so that weights can tell whether they were learned for it.
 
-        Clients with their label counts, clients per round, model, batch size and learning rate count; seed, rounds,
-        name and description do not. Nothing is built or loaded for it.
+        Clients with their label counts, how and how many are drawn in a round, model, batch size and learning rate
+        count; seed, rounds, name and description do not. Nothing is built or loaded for it.
 
         Args:
             data: The environment's data, or a part of them.

@@ -68,7 +68,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     @property
-    def due(self) -> bool:
+    def should_save(self) -> bool:
         return time.monotonic() - self._written >= self._seconds
 
     def save(self, tensors: Tensors, about: object = None) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import is_count
 from fedunfold.core.text_table import TextTable
@@ -19,7 +20,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
 from fedunfold.tracking import Callback, Learner, callback_scope
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
-from fedunfold.training.loop import Algorithm, RunResult, run_rounds, run_together
+from fedunfold.training.loop import RunResult, run_rounds
 from fedunfold.training.methods import Method, learned_method, method
 from fedunfold.unfolding import Learning, check_learnable
 
@@ -160,19 +161,19 @@ def run(
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
-    rule = _fitting(chosen.rule, env, model)
-    settings = {"method": chosen.name, "rule": rule.name, "algorithm": asdict(chosen.algorithm), "trial": trial}
+    rule = _fitting(chosen.rule, federation, model)
+    settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
     with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
-        result = run_rounds(
+        (result,) = run_rounds(
             federation,
             rule,
             env.rounds,
+            [f"trial-{trial}"],
             algorithm=chosen.algorithm,
-            run=f"trial-{trial}",
-            digest=digest_of(env, model),
+            digest=digest_of(federation, model),
             checkpoint=checkpoint,
             checkpoint_seconds=None,
-            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen),
+            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen[0]),
         )
         heard.trial(chosen.name, trial, 1, result)
         last = result.evaluations[-1]
@@ -248,21 +249,21 @@ def compare(
     names = [entry.name for entry in chosen]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
-        entry.algorithm.aggregate.check_enough(len(env.clients))
+        entry.algorithm.aggregator.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:
-            _fitting(entry.rule, env, model)
-    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+            _fitting(entry.rule, federation, model)
     settings = {
         "methods": names,
         "trials": trials,
-        "algorithms": {entry.name: asdict(entry.algorithm) for entry in chosen},
+        "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
         "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
     }
-    digest = digest_of(env, model)
+    digest = digest_of(federation, model)
     results = []
     with callback_scope(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
         for position, entry in enumerate(chosen):
@@ -278,8 +279,8 @@ def compare(
                     checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
                     tracker=Learner(heard, entry.name),
                 )
-                algorithm = learned_method(rule).algorithm  # with the step sizes learned beside the weights
-            rule = _fitting(rule, env, model)
+                algorithm = rule.algorithm  # with the step sizes learned beside the weights
+            rule = _fitting(rule, federation, model)
             kept = checkpoints and checkpoints / str(position)
             runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
@@ -311,7 +312,7 @@ def _trials(
             for trial, seen in enumerate(tests, first):
                 heard.round(name, trial, t, seen)
 
-        outcomes = run_together(
+        outcomes = run_rounds(
             federation,
             rule,
             rounds,
@@ -339,8 +340,9 @@ def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
     return Method(rule.name, Algorithm(), rule)
 
 
-def _fitting(rule: WeightingRule, env: Environment, model: ModelFactory | None) -> WeightingRule:
+def _fitting(rule: WeightingRule, federation: SimulatedFederation, model: ModelFactory | None) -> WeightingRule:
     """Learned weights are refused where they were learned for another federation."""
     if not isinstance(rule, LearnedWeights):
         return rule
-    return rule.adapt(env.load().keys, env.rounds, digest_of(env, model))
+    env = federation.environment
+    return rule.adapt(env.load().keys, env.rounds, digest_of(federation, model))

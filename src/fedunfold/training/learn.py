@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
 from fedunfold.data.federated import FederatedData
@@ -16,7 +17,6 @@ from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback, callback_scope
 from fedunfold.tracking.scalars import iteration_records
-from fedunfold.training.loop import Algorithm
 from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 
@@ -34,12 +34,12 @@ def device_of(given: str | torch.device) -> torch.device:
     return device
 
 
-def digest_of(env: Environment, model: ModelFactory | None) -> str:
+def digest_of(federation: SimulatedFederation, model: ModelFactory | None) -> str:
     """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
-    digest = env.digest(env.load())
+    digest = federation.environment.digest(federation.environment.load())
     if model is None:
         return digest
-    shapes = [list(p.shape) for p in model().parameters()]
+    shapes = [list(shape) for shape in federation.layout.shapes]
     return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
 
 
@@ -75,14 +75,14 @@ def learn_weights(
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     check_learnable(algorithm)
     check_learning(learning)
-    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
+    settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
         learned = learn(
             federation,
             env.rounds,
             algorithm=algorithm,
             learning=learning,
-            digest=digest_of(env, model),
+            digest=digest_of(federation, model),
             checkpoint=checkpoint,
             on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
         )
