@@ -62,3 +62,6 @@ RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Py
 LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py
+
+CLIENT_SAMPLES = Limit("CLIENT_SAMPLES", 10**9, "samples of a client")  # what a remote client may register
+DIMENSIONS = Limit("DIMENSIONS", 8, "dimensions of a sample")  # of a remote client's; numpy ends at 64
