@@ -53,8 +53,8 @@ def weights(learned: LearnedWeights) -> Figure:
     values, start = learned.weights.numpy(), learned.history[0].numpy()
     figure, axes = _canvas("Learned weights: how much each client counts in each round")
     rounds = np.arange(1, len(values) + 1)
-    many = len(learned.keys) > LEGEND_LIMIT
-    for k, key in enumerate(learned.keys):
+    many = len(learned.client_ids) > LEGEND_LIMIT
+    for k, key in enumerate(learned.client_ids):
         style = FAINT if many else _style(k, len(rounds))
         axes.plot(rounds, values[:, k], label=key, **style)
         if not many:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
 from fedunfold.training.compare import Comparison, MethodResult
@@ -133,11 +133,11 @@ def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), mos
     Where step sizes were learned too, they are in the last column.
     """
     shown = learned.weights.mean(0).argsort(descending=True)[:most].sort().values.tolist()
-    hidden = len(learned.keys) - len(shown)
+    hidden = len(learned.client_ids) - len(shown)
     table = Table(title="learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else ""))
     table.add_column("round", justify="right")
     for k in shown:
-        table.add_column(learned.keys[k], justify="right")
+        table.add_column(learned.client_ids[k], justify="right")
     if step_sizes:
         table.add_column("step size", justify="right")
     for t, row in enumerate(learned.weights):

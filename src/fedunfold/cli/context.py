@@ -88,6 +88,6 @@ def method_from_file(path: Path, environment: "Environment", mapped: bool) -> "M
 
     data = environment.load()
     learned = LearnedWeights.load(path)
-    fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), mapped=mapped)
+    fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), allow_mapping=mapped)
     folder = path.resolve().parent.name  # says more than the name that `learn` gives to every file
     return learned_method(fitting, folder if folder and path.stem == "weights" else path.stem)

@@ -75,14 +75,14 @@ def theory(
                 "run": str(run),
                 "environment": found.name,
                 "weights": file.name,
-                "keys": learned.keys,
+                "keys": learned.client_ids,
                 **result.as_json(),
                 "notes": notes,
             }
         )
         return
     for table in (
-        _variances(result, learned.keys),
+        _variances(result, learned.client_ids),
         _quantities(result),
         _conditions(result),
         _terms(result),

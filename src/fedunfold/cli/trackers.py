@@ -37,9 +37,9 @@ def tell_kept(tracker: "Callback", folder: "RunFolder") -> None:
 
 
 def _tracker(asked: str, name: str) -> "Callback":
+    from fedunfold.core.registry import unknown
     from fedunfold.tracking.mlflow import MLflow
     from fedunfold.tracking.tensorboard import TensorBoard
-    from fedunfold.training.methods import unknown
 
     kind, _, where = asked.partition(":")
     if kind == "tensorboard":

@@ -23,6 +23,8 @@ from pydantic import (
 )
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.participation import epochs_at
+from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.settings import Count, Natural, Settings, shown
 from fedunfold.data.config import (
     DataSource,
@@ -125,6 +127,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     clients_per_round: Count | None = None
+    client_sampler: str = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
@@ -140,6 +143,12 @@ class Environment(Settings):
         if not name.isprintable():
             raise ValueError(f"must be one line that can be printed, got {shown(name)}")
         return name
+
+    @field_validator("client_sampler")
+    @classmethod
+    def _known_sampler(cls, client_sampler: str) -> str:
+        CLIENT_SAMPLERS.parse(client_sampler)
+        return client_sampler
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -276,8 +285,7 @@ class Environment(Settings):
 
     def epochs(self, k: int, round: int) -> int:
         """E_k^(t); the evaluation layer t = T repeats the last round's."""
-        epochs = self.clients[k].epochs
-        return epochs if isinstance(epochs, int) else epochs[min(round, len(epochs) - 1)]
+        return epochs_at(self.clients[k].epochs, round)
 
     def class_name(self, c: int) -> str:
         """What class c is called: its name, or else its number."""
@@ -310,6 +318,7 @@ class Environment(Settings):
             ],
             "label_counts": data.label_counts.tolist(),
             "clients_per_round": self.clients_per_round,
+            "client_sampler": self.client_sampler,
             "model": self.model.model_dump(mode="json"),
             "batch_size": self.batch_size,
             "lr": self.lr,

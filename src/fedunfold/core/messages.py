@@ -257,7 +257,7 @@ class ClientUpdates:
     cohort: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     metrics: ClientMetrics = ClientMetrics()
     outer: OuterTerms = OuterTerms()
-    layout: ParamLayout = ParamLayout()
+    layout: ParamLayout = field(default_factory=ParamLayout)
     rejected: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class Participation:
     @property
     def absent(self) -> np.ndarray:
         """Who was sampled and cannot be reached. A client that was not sampled is not absent."""
-        return np.logical_and(self.cohort, ~self.participating)
+        return np.asarray(self.cohort & ~self.participating)
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,8 @@ class RoundRng:
 
     def _uniform(self, purpose: str, client_id: str) -> float:
         return rng.uniform(self.seed, purpose, self.run, self.round, client_id)
+
+
+def epochs_at(epochs: int | Sequence[int], t: int) -> int:
+    """E_k^(t) from one number for all rounds, or one a round; the final evaluation, t = T, repeats the last round's."""
+    return epochs if isinstance(epochs, int) else epochs[min(t, len(epochs) - 1)]

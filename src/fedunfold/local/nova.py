@@ -7,7 +7,7 @@ N_k/N is not renormalised over the clients that participate.
 Reference: Wang et al. 2020, Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -55,7 +55,7 @@ class Accumulated(LocalOptimizer):
     'accumulated-momentum'
     """
 
-    base: LocalOptimizer = SGD()
+    base: LocalOptimizer = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
         if self.base.normalized:
@@ -98,7 +98,7 @@ def _ratio(optimizer: LocalOptimizer, num_examples: np.ndarray, num_steps: np.nd
     """τ_eff/‖a_k‖₁ of every client; 1 for one that makes no step."""
     norms = np.array([optimizer.gradient_factors(int(steps), lr).sum() for steps in num_steps])
     effective_steps = float(num_examples @ norms / num_examples.sum())
-    return np.divide(effective_steps, norms, out=np.ones(len(norms)), where=norms > 0)
+    return np.asarray(np.divide(effective_steps, norms, out=np.ones(len(norms)), where=norms > 0))
 
 
 @LOCAL_OPTIMIZERS.register("accumulated-sgd")

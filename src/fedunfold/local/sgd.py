@@ -18,10 +18,7 @@ class SGD(LocalOptimizer):
     """
 
     name: ClassVar[str] = "sgd"
-
-    @property
-    def fused_mu(self) -> float | None:
-        return 0.0
+    fused_mu: ClassVar[float | None] = 0.0
 
     def step(self, params: Tensor, gradient: Tensor, state: State, lr: Tensor, anchor: Tensor) -> tuple[Tensor, State]:
         return params - lr * gradient, state

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml, read_text
 from fedunfold.io.limits import LINES_BYTES, RECORD_BYTES
 from fedunfold.runs.folder import REPORT, SETTINGS, recorded, recorded_files
 from fedunfold.runs.resume import ResumeDir
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.tracking.scalars import flattened
-from fedunfold.training.methods import unknown
 
 State = Literal["finished", "unfinished", "damaged"]
 MEASURES = ("accuracy_mean", "accuracy_sd", "accuracy", "loss", "outer_loss")

@@ -255,7 +255,7 @@ def _rounds(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str,
         yield {
             **round_record(method, trial, t, evaluation),
             "weights": result.weights[t].tolist(),
-            "present": result.present[t].tolist(),
+            "present": result.participated[t].tolist(),
             "rejected": {entry.client: entry.reason for entry in result.rejected if entry.round == t},
         }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.loop import RunResult
 
@@ -45,7 +45,7 @@ class Scalar(NamedTuple):
 def of_iteration(method: str, so_far: LearnedWeights) -> list[Scalar]:
     """The outer loss of the last iteration, and the clients' mean weights after it."""
     record, name = iteration_records(so_far)[-1], f"{method}/learning"
-    weights = _weights(name, mean_weights(so_far.weights, so_far.keys), record["iteration"])
+    weights = _weights(name, mean_weights(so_far.weights, so_far.client_ids), record["iteration"])
     return [Scalar(f"{name}/outer_loss", record["outer_loss"], record["iteration"]), *weights]
 
 

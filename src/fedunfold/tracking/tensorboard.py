@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial

@@ -161,7 +161,7 @@ def run(
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
-    rule = _fitting(chosen.rule, env, model)
+    rule = _fitting(chosen.rule, federation, model)
     settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
     with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
         (result,) = run_rounds(
@@ -170,7 +170,7 @@ def run(
             env.rounds,
             [f"trial-{trial}"],
             algorithm=chosen.algorithm,
-            digest=digest_of(env, model),
+            digest=digest_of(federation, model),
             checkpoint=checkpoint,
             checkpoint_seconds=None,
             on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen[0]),
@@ -249,21 +249,21 @@ def compare(
     names = [entry.name for entry in chosen]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
+    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
         entry.algorithm.aggregator.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:
-            _fitting(entry.rule, env, model)
-    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+            _fitting(entry.rule, federation, model)
     settings = {
         "methods": names,
         "trials": trials,
         "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
         "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
     }
-    digest = digest_of(env, model)
+    digest = digest_of(federation, model)
     results = []
     with callback_scope(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
         for position, entry in enumerate(chosen):
@@ -280,7 +280,7 @@ def compare(
                     tracker=Learner(heard, entry.name),
                 )
                 algorithm = rule.algorithm  # with the step sizes learned beside the weights
-            rule = _fitting(rule, env, model)
+            rule = _fitting(rule, federation, model)
             kept = checkpoints and checkpoints / str(position)
             runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
@@ -340,8 +340,9 @@ def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
     return Method(rule.name, Algorithm(), rule)
 
 
-def _fitting(rule: WeightingRule, env: Environment, model: ModelFactory | None) -> WeightingRule:
+def _fitting(rule: WeightingRule, federation: SimulatedFederation, model: ModelFactory | None) -> WeightingRule:
     """Learned weights are refused where they were learned for another federation."""
     if not isinstance(rule, LearnedWeights):
         return rule
-    return rule.adapt(env.load().keys, env.rounds, digest_of(env, model))
+    env = federation.environment
+    return rule.adapt(env.load().keys, env.rounds, digest_of(federation, model))

@@ -34,12 +34,12 @@ def device_of(given: str | torch.device) -> torch.device:
     return device
 
 
-def digest_of(env: Environment, model: ModelFactory | None) -> str:
+def digest_of(federation: SimulatedFederation, model: ModelFactory | None) -> str:
     """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
-    digest = env.digest(env.load())
+    digest = federation.environment.digest(federation.environment.load())
     if model is None:
         return digest
-    shapes = [list(p.shape) for p in model().parameters()]
+    shapes = [list(shape) for shape in federation.layout.shapes]
     return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
 
 
@@ -82,7 +82,7 @@ def learn_weights(
             env.rounds,
             algorithm=algorithm,
             learning=learning,
-            digest=digest_of(env, model),
+            digest=digest_of(federation, model),
             checkpoint=checkpoint,
             on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
         )

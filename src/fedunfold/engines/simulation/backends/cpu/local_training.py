@@ -3,19 +3,18 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cpu.bindings import TYPES, Round, call, is_built
 from fedunfold.engines.simulation.backends.cpu.sparse_rows import Rows
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
-from fedunfold.engines.simulation.kernels.base import numbers
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, sgd
+from fedunfold.local import sgd
 
 WORTH_THREADS = 5_000_000
 """Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
@@ -38,12 +37,14 @@ class CpuTrainer:
     Every lane is walked by one thread at a time, so that its numbers do not depend on how many threads there are.
     """
 
+    uses_torch_threads: ClassVar[bool] = False
+
     stack: MLPKernel
     rows: Rows
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
     threads: int
 
@@ -68,7 +69,7 @@ class CpuTrainer:
     def predictions(self, model: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of every row of the schedule
         [S, L, B], at a model w [d] that does not move."""
-        shape = self.schedule.rows.shape
+        shape = self.batches.rows.shape
         predicted, losses = self.y.new_empty(shape), model.new_empty(shape)
         start = model.contiguous().expand(shape[1], -1)
         round = self._round(start)
@@ -79,18 +80,18 @@ class CpuTrainer:
     def supports_backward(self, memory_budget: int) -> bool:
         """Whether what is kept is within the budget: of every step its activations and the layers above the first; of
         every lane the model and the adjoint, and with prox the anchor and its gain."""
-        steps, lanes, rows = self.schedule.rows.shape
+        steps, lanes, rows = self.batches.rows.shape
         padded = [-(-units // PADDING) * PADDING for units in self._sizes[1:].tolist()]
         sizes = [(below + 1) * units for below, units in zip(self._sizes[:-1].tolist(), padded, strict=True)]
-        kept = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
+        kept = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.optimizer.fused_mu else 2) * sum(sizes)
         return bool(lanes * kept * self.rows.values.element_size() <= memory_budget)
 
     def _round(self, start: Tensor, models: Tensor | None = None) -> Round:
         """All but what a walk leaves beside the models. Whatever is not as compiled code takes it to be is refused."""
-        schedule, rows, outer = self.schedule, self.rows, self.outer
+        schedule, rows, outer = self.batches, self.rows, self.outer
         steps, lanes, most_rows = schedule.rows.shape
         samples, features = rows.values.shape
-        size = numbers(self.stack.shapes)
+        size = self.stack.layout.num_params
         if start.shape != (lanes, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
             raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are walked, not these.")
         if schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
@@ -102,8 +103,8 @@ class CpuTrainer:
             rows=most_rows,
             threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
-            along=outer is not None and not outer.loss.only_last_layer,
-            mu=self.update.mu,
+            along=outer is not None and not outer.loss.only_final,
+            mu=self.optimizer.fused_mu,
             sizes=self._sizes.ctypes.data,
             x=self._pointer(rows.values, samples, features),
             marks=None if rows.marks is None else rows.marks.ctypes.data,
@@ -126,13 +127,13 @@ class CpuTrainer:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """Features, and the units of every layer."""
-        weights = [shape for shape in self.stack.shapes if len(shape) == 2]
+        weights = [shape for shape in self.stack.layout.shapes if len(shape) == 2]
         return np.array([weights[0][1], *(shape[0] for shape in weights)], dtype=np.int64)
 
     @cached_property
     def _multiplications(self) -> int:
         """In a forward pass over all minibatches, of which a way back takes several."""
-        return int(self.schedule.counts.sum()) * numbers(self.stack.shapes)
+        return int(self.batches.counts.sum()) * self.stack.layout.num_params
 
 
 def read_outer(
@@ -142,7 +143,7 @@ def read_outer(
     schedule = _schedule(chosen, coefficients)
     lanes = len(schedule.order)
     ones = coefficients.new_ones(lanes)
-    terms = OuterWeights(OuterLoss("path"), ones, None)
+    terms = OuterWeights(OUTER_LOSSES.make("path"), ones, None)
     gradients = model.new_zeros(lanes, len(model))
     tally = StepSums(ones.new_empty(2, lanes), None, gradients)
     walk = CpuTrainer(stack, rows, y, schedule, ones * 0, sgd(), terms, threads)
@@ -170,7 +171,7 @@ def _schedule(chosen: np.ndarray, coefficients: Tensor) -> DeviceBatchPlan:
     batches[: len(chosen)], means[: len(chosen)] = chosen, coefficients
     left = len(chosen) - READ_AT_ONCE * np.arange(steps * lanes)
     counts = np.clip(left, 0, READ_AT_ONCE).astype(np.int32).reshape(steps, lanes)
-    minibatches = torch.from_numpy(batches).view(shape), counts, (), means.view(shape)
+    minibatches = torch.from_numpy(batches).view(shape), counts, means.view(shape)
     return DeviceBatchPlan(tuple(range(lanes)), tuple((counts > 0).sum(1).tolist()), *minibatches)
 
 

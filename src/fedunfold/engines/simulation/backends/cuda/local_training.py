@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cuda.jit import PARTS, Name, Shape, compiled, multiprocessors, shared_memory
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
+from fedunfold.engines.simulation.batching import upload
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan, upload
-from fedunfold.local.optimizers import LocalOptimizer
 
 
 def is_supported(stack: MLPKernel, rows: int, x: Tensor) -> bool:
@@ -24,12 +25,14 @@ def is_supported(stack: MLPKernel, rows: int, x: Tensor) -> bool:
 class CudaTrainer:
     """What `TorchTrainer` does, for stacks of linear layers on a GPU."""
 
+    uses_torch_threads: ClassVar[bool] = False
+
     stack: MLPKernel
     x: Tensor
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
 
     def forward(self, start: Tensor, tally: StepSums) -> Tensor:
@@ -41,17 +44,17 @@ class CudaTrainer:
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
         """dL/dw^(t) through every lane, given dL/dw_k: the walk again, kept on a tape, and then back along it."""
         shape = self._shape(sums=False)
-        tape = start.new_empty(len(self.schedule.active), len(start), shape.record)
+        tape = start.new_empty(len(self.batches.active), len(start), shape.record)
         self._launch(start, tape, StepSums(start.new_empty(2, len(start))), tape=True)
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
-        outer = self.outer is not None and not self.outer.loss.only_last_layer
+        outer = self.outer is not None and not self.outer.loss.only_final
         launch = compiled("backward", shape, self.x.device)
         launch(len(start), [*self._round, tape, adjoint, len(start), int(outer)])
         return adjoint
 
     def supports_backward(self, memory_budget: int) -> bool:
         shape = self._shape(sums=False)
-        kept = len(self.schedule.active) * len(self.schedule.order) * shape.record * self.x.element_size()
+        kept = len(self.batches.active) * len(self.batches.order) * shape.record * self.x.element_size()
         return shape.fits_backward(shared_memory(self.x.device)) and kept <= memory_budget
 
     def _launch(self, start: Tensor, to: Tensor, tally: StepSums, *, tape: bool = False) -> None:
@@ -71,11 +74,11 @@ class CudaTrainer:
                 start if sums is None else sums,
                 start if sums is None else start.new_zeros(lanes * shape.scratch),
                 lanes,
-                float(self.update.mu),
+                float(self.optimizer.fused_mu or 0),
             ],
         )
         torch.sum(losses, 2, out=tally.losses)
-        if self.outer is None or self.outer.loss.only_last_layer:
+        if self.outer is None or self.outer.loss.only_final:
             tally.losses[1] = 0
 
     def _goes_in_pairs(self, shape: Shape, lanes: int) -> bool:
@@ -85,8 +88,8 @@ class CudaTrainer:
 
     def _shape(self, *, sums: bool, tape: bool = False) -> Shape:
         balanced = self.outer is not None and self.outer.class_weights is not None
-        plain = _shape(self.stack, self.schedule.rows.shape[2])
-        return replace(plain, prox=self.update.mu > 0, balanced=balanced, sums=sums, tape=tape)
+        plain = _shape(self.stack, self.batches.rows.shape[2])
+        return replace(plain, prox=bool(self.optimizer.fused_mu), balanced=balanced, sums=sums, tape=tape)
 
     @cached_property
     def _round(self) -> tuple[Tensor, ...]:
@@ -94,11 +97,11 @@ class CudaTrainer:
         outer, ones = self.outer, self.step_sizes
         factors = ones if outer is None else outer.factors
         class_weights = ones if outer is None or outer.class_weights is None else outer.class_weights
-        schedule = self.schedule
+        schedule = self.batches
         steps = upload((schedule.counts > 0).sum(0).astype(np.int32), self.x.device)
         return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
 
 
 def _shape(stack: MLPKernel, rows: int) -> Shape:
-    weights = [shape for shape in stack.shapes if len(shape) == 2]
+    weights = [shape for shape in stack.layout.shapes if len(shape) == 2]
     return Shape(weights[0][1], tuple(shape[0] for shape in weights), rows)
