@@ -7,6 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from fedunfold.engines.simulation.plan import plan
+from fedunfold.engines.simulation.schedule import ClientSlice, DeviceBatchPlan, RoundRng
+from fedunfold.local.optimizers import LocalOptimizer, nova, prox, sgd
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
@@ -17,9 +20,6 @@ from fedunfold.engines.simulation.backends.cpu import CpuTrainer
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer
 from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums, TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.plan import plan
-from fedunfold.engines.simulation.schedule import ClientSlice, DeviceBatchPlan, RoundRng
-from fedunfold.local.optimizers import LocalOptimizer, nova, prox, sgd
 from fedunfold.rules.size import size
 from fedunfold.training.loop import Algorithm, run_together
 from fedunfold.unfolding.adjoint import unroll_and_grad

@@ -6,6 +6,7 @@ every gradient is checked against.
 
 import numpy as np
 import torch
+from fedunfold.engines.simulation.schedule import RoundRng
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,7 +14,6 @@ from fedunfold.config import Environment
 from fedunfold.core.params import statistics
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
-from fedunfold.engines.simulation.schedule import RoundRng
 from fedunfold.training.loop import Algorithm
 
 

@@ -27,9 +27,9 @@ from fedunfold.core.settings import Settings
 from fedunfold.engines.flower.secagg.fixed_point import encode
 from fedunfold.engines.flower.secagg.masking import expand, shared_mask, to_scalar
 from fedunfold.engines.flower.secagg.protocol import (
+    EncryptedShares,
     KeyBroadcast,
     PublicKeys,
-    EncryptedShares,
     SetupRequest,
     ShareDelivery,
     SurvivorList,
