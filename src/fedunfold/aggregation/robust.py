@@ -15,8 +15,8 @@ published rules. With others, bad clients are held off while their *weight* stay
 while they are f or fewer of at least 2f + 3: in a round with fewer, u = 0.
 
 Updates are compared as they come. Where clients train unequally long their norms differ for that alone, so take a
-local optimiser that scales all to the same number of steps (nova). All three hold off what is rare, and cannot tell a bad
-client from an honest one that alone holds some class.
+local optimiser that scales all to the same number of steps (nova). All three hold off what is rare, and cannot tell a
+bad client from an honest one that alone holds some class.
 
 References: Yin, Chen, Ramchandran and Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal
 Statistical Rates (median, trimmed mean); Blanchard, El Mhamdi, Guerraoui and Stainer 2017, Machine Learning with
@@ -85,7 +85,7 @@ class Median(_Robust):
     name: ClassVar[str] = "median"
 
     def _coordinate(self, values: Tensor, shares: Tensor) -> Tensor:
-        """Between the first value that half of the weight does not exceed and the first that more than half does not."""
+        """Between the first value that half of the weight does not exceed and the first that more than half does."""
         end, last = shares.cumsum(0), len(values) - 1
         lower = (end < 0.5 - TIE).sum(0, keepdim=True).clamp(max=last)
         upper = (end <= 0.5 + TIE).sum(0, keepdim=True).clamp(max=last)

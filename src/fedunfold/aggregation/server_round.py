@@ -21,7 +21,7 @@ class ServerState:
         model: w^(t), [d].
         optimizer: The state of its optimiser.
         memory: Last updates of clients by index, under `remember`.
-        direction: u^(t−1), where the rule decided on a momentum; None before the first step.
+        direction: u^(t−1), for a rule that decides on a momentum; None before the first step.
     """
 
     model: Tensor
@@ -113,5 +113,5 @@ def _aggregate(
         if isinstance(report.updates, OpenUpdates):
             fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
-    after = ServerState(model, optimizer, memory, direction if decision.momentum else None)
+    after = ServerState(model, optimizer, memory, direction)
     return after, Aggregated(participated, eligible, entered, direction, info)

@@ -66,8 +66,9 @@ def of_learning(
     for k in sorted(set(heaviest[most > COLLAPSED].tolist())):
         alone = _rounds((heaviest == k) & (most > COLLAPSED))
         found.append(
-            f"client {client_ids[k]} has more than {100 * COLLAPSED:.0f} % of the weight in {_listed('round', alone)}: there "
-            "the others hardly count; keep the weights nearer to the sizes with kl_weight=0.1 where that is not wanted."
+            f"client {client_ids[k]} has more than {100 * COLLAPSED:.0f} % of the weight in "
+            f"{_listed('round', alone)}: there the others hardly count; keep the weights nearer to the sizes with "
+            "kl_weight=0.1 where that is not wanted."
         )
     if still := _rounds(slopes.max(1).values <= least):
         found.append(

@@ -28,6 +28,7 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
 
     Reference: Zhao and Joshi 2022, A Dynamic Reweighting Strategy for Fair Federated Learning.
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
     ...     round=0, client_ids=("ann", "bob"), num_examples=torch.tensor([10, 10]),
     ...     participated=torch.tensor([True, True]), num_steps=torch.tensor([1, 1]),

@@ -31,6 +31,7 @@ def fedadp(beta: float = 7.0) -> Rule:
 
     Three clients pull one way, one the other:
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
     ...     round=0, client_ids=("a", "b", "c", "d"), num_examples=torch.full((4,), 10),
     ...     participated=torch.ones(4).bool(), num_steps=torch.ones(4),

@@ -31,6 +31,7 @@ def fedfa(gamma: float = 0.5) -> Rule:
 
     Reference: Huang et al. 2020, Fairness and Accuracy in Federated Learning.
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
     ...     round=0, client_ids=("ann", "bob"), num_examples=torch.tensor([30, 10]),
     ...     participated=torch.tensor([True, True]), num_steps=torch.tensor([3, 1]),

@@ -130,13 +130,13 @@ class LearnedWeights:
             return _other_clients(self.client_ids, keys)
         if rounds != len(self.weights):
             return (
-                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as "
-                "many, or ask for mapping (--map), which cuts, or repeats the last row."
+                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as many, or "
+                "allow mapping (allow_mapping=True), which cuts, or repeats the last row."
             )
         return (
-            "the weights were learned on another federation (same client keys, other data, epochs, "
-            "reliability, model or step size); learn them again, or ask for mapping (--map) to use "
-            "them all the same."
+            "the weights were learned on another federation (same client keys, other data, epochs, participation "
+            "probability, model or step size); learn them again, or allow mapping (allow_mapping=True) to use them "
+            "all the same."
         )
 
     def save(self, path: str | Path) -> None:
@@ -165,7 +165,7 @@ class LearnedWeights:
         """Read what `save` wrote; nothing in the file is executed."""
         path = Path(path)
         if not is_plain_file(path):
-            raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
+            raise InputError(f"there is no weights file {path}; learn weights and save them there.")
         try:
             with open_tensors(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -231,7 +231,7 @@ def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:
     about = f"'{strangers[0]}' is in only one of them" if strangers else "in another order"
     return (
         f"the weights belong to another federation: their clients are {_some(mine)}, the run's are "
-        f"{_some(theirs)} ({about}); learn weights for this one, or ask for mapping (--map)."
+        f"{_some(theirs)} ({about}); learn weights for this one, or allow mapping (allow_mapping=True)."
     )
 
 

@@ -234,8 +234,8 @@ def learn(
 def _step(
     federation: Federation, roots: Tensor, algorithm: Algorithm, learning: Learning, m: int, first: Tensor
 ) -> tuple[float, Tensor, list[RejectedUpdate]]:
-    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the samples, and who was rejected; `first`
-    is the initial model of the first run."""
+    """The outer loss of iteration m and its gradient in (θ, σ), averaged over the samples, and who was rejected;
+    `first` is the initial model of the first run."""
     theta, root, samples = roots[:, :-1], roots[:, -1], learning.num_samples
     rejected: list[RejectedUpdate] = []
     loss, gradient = 0.0, torch.zeros_like(roots)

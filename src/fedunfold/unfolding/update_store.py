@@ -46,7 +46,7 @@ class _Rows:
 
 
 class UpdateStore(AbstractContextManager["UpdateStore"]):
-    """Stores the rounds of one run until its backward pass; a client's update is stored once, however long it is used."""
+    """Stores the rounds of one run until its backward pass; a client's update once, however long it is used."""
 
     def __init__(self, kind: UpdateStorage) -> None:
         self._kind = kind
@@ -93,8 +93,8 @@ class UpdateStore(AbstractContextManager["UpdateStore"]):
             file.flush()
         except OSError as error:
             raise InputError(
-                f"the updates of all rounds cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room there, "
-                "name another folder in TMPDIR, or store them in half precision (update_storage 'half')."
+                f"the updates of all rounds cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room "
+                "there, name another folder in TMPDIR, or store them in half precision (update_storage 'half')."
             ) from error
         dtype, device, count = updates.dtype, updates.device, updates[0].nbytes if len(updates) else 0
 

@@ -1,4 +1,4 @@
-"""The compiled walk against the reference walk, and what it is not asked for."""
+"""Local training by compiled code against the reference by torch, and what is left to torch."""
 
 import ctypes
 import os
@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from fedunfold.engines.simulation.schedule import DeviceBatchPlan
+from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,12 +23,17 @@ from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.federation import TrainRequest
 from fedunfold.core.task import OuterLoss, OuterName
 from fedunfold.engines.simulation import SimulatedFederation, backend, samples
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer, Rows, bindings, is_built, is_supported, permutations
-from fedunfold.engines.simulation.backends.cpu import local_training as native_walk
+from fedunfold.engines.simulation.backends.cpu import (
+    CpuTrainer,
+    SparseRows,
+    bindings,
+    is_built,
+    is_supported,
+    permutations,
+)
+from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
 from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
 from fedunfold.rules.size import size
 from fedunfold.training.loop import Algorithm, run_rounds
 from fedunfold.unfolding.adjoint import unfold
@@ -43,10 +50,10 @@ from tests.support.comparing import (
 )
 from tests.support.federations import simulated, tiny
 
-pytestmark = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
+pytestmark = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")
 
 
-def native(
+def compiled_trainer(
     kernel: MLPKernel,
     x: Tensor,
     y: Tensor,
@@ -55,7 +62,7 @@ def native(
     update: LocalOptimizer,
     outer: OuterWeights | None,
 ) -> CpuTrainer:
-    return CpuTrainer(kernel, Rows.of(x), y, schedule, step_sizes, update, outer, threads=2)
+    return CpuTrainer(kernel, SparseRows.from_dense(x), y, schedule, step_sizes, update, outer, threads=2)
 
 
 MORE = [
@@ -67,18 +74,18 @@ MORE = [
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("rows", [normal_rows, sparse_rows, scaled_rows])
 @pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, *MORE])
-def test_it_walks_as_the_reference(
+def test_it_trains_as_the_reference(
     rows: Callable[[int], Tensor], sides: tuple[int, ...], update: LocalOptimizer, outer: str | None
 ) -> None:
-    Comparison(native, rows).check(sides, update, outer, 1e-11)
-    Comparison(native, rows, dtype=torch.float32).check(sides, update, outer, 2e-5)
+    Comparison(compiled_trainer, rows).check(sides, update, outer, 1e-11)
+    Comparison(compiled_trainer, rows, dtype=torch.float32).check(sides, update, outer, 2e-5)
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets how many there are, for whatever small work."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(native_walk, "WORTH_THREADS", 0)
+    monkeypatch.setattr(cpu_training, "WORTH_THREADS", 0)
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
@@ -88,11 +95,11 @@ def test_threads_change_no_bit(threads: Callable[[int], None], count: int, monke
     taken: list[int] = []
     called = bindings.call
 
-    def call(name: Any, dtype: torch.dtype, round: bindings.Round, *, is_long: bool) -> None:
-        taken.append(round.threads)
-        called(name, dtype, round, is_long=is_long)
+    def call(name: Any, dtype: torch.dtype, args: bindings.CallArgs, *, is_long: bool) -> None:
+        taken.append(args.threads)
+        called(name, dtype, args, is_long=is_long)
 
-    monkeypatch.setattr(native_walk, "call", call)
+    monkeypatch.setattr(cpu_training, "call", call)
     threads(1)
     by_one = learned(SimulatedFederation(unequal()), 2)
     threads(count)
@@ -118,7 +125,7 @@ def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("lr", [1e3, 1e12, 1e30])
 def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Client a has rows so long that only it diverges, with the smaller rates, and by what the larger ones do."""
+    """Client a has rows so large that only it diverges with the smaller rates."""
     env = tiny(lr=lr)
     data = env.load()
     x = data.x.clone() * 1e-4
@@ -149,11 +156,11 @@ def test_a_small_loss_beside_large_logits_keeps_its_digits() -> None:
 
 @pytest.mark.parametrize("outer", ["path", "balanced", "final"])
 @pytest.mark.parametrize("rows", [normal_rows, scaled_rows])
-@pytest.mark.parametrize("away", [0.0, 0.5])
-def test_absent_clients_and_the_last_layer_are_read_as_by_torch(
-    outer: OuterName, rows: Callable[[int], Tensor], away: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("absent", [0.0, 0.5])
+def test_absent_clients_and_the_final_loss_are_evaluated_as_by_torch(
+    outer: OuterName, rows: Callable[[int], Tensor], absent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - away)
+    env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - absent)
     data = replace(env.load(), x=rows(20))
     found = []
     for compiled in (True, False):
@@ -173,8 +180,8 @@ def test_an_outlier_of_one_client_is_not_the_background_of_all() -> None:
     draw = np.random.default_rng(0)
     x = np.where(draw.random((60, 8)) < 0.2, draw.random((60, 8)), 0)
     x[-1, 3] = -1e6
-    rows = Rows.of(torch.tensor(x))
-    assert rows.marks is not None
+    rows = SparseRows.from_dense(torch.tensor(x))
+    assert rows.nonzero is not None
     assert rows.background is None, "zeros are, also in the column with the outlier"
 
 
@@ -182,41 +189,43 @@ def test_a_long_round_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
     """The signal arrives while compiled code, here a stand-in for it, waits to be stopped."""
     waited: list[bool] = []
 
-    def walk(round: Any) -> int:
-        stopped = ctypes.c_int64.from_address(round._obj.stopped)
+    def train(args: Any) -> int:
+        stopped = ctypes.c_int64.from_address(args._obj.stopped)
         os.kill(os.getpid(), signal.SIGALRM)
         while not stopped.value:
             time.sleep(0.001)
         waited.append(True)
         return 0
 
-    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(forward_float=walk))
+    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(forward_float=train))
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            bindings.call("forward", torch.float32, bindings.Round(), is_long=True)
+            bindings.call("forward", torch.float32, bindings.CallArgs(), is_long=True)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert waited
 
 
-@pytest.mark.parametrize("name", ["forward", "backward", "predict"])
-def test_a_round_that_nobody_waits_for_takes_no_step(name: str) -> None:
-    walk = native(*Comparison(native)._parts((20, 5), sgd(), "path", CPU, torch.float64))
+@pytest.mark.parametrize("name", get_args(bindings.Name))
+def test_an_interrupted_round_takes_no_step(name: str) -> None:
+    trainer = compiled_trainer(*Comparison(compiled_trainer)._parts((20, 5), sgd(), "path", CPU, torch.float64))
     start = torch.randn(3, 105, generator=torch.Generator().manual_seed(0)).double()
     left, stopped, losses = start.clone(), ctypes.c_int64(1), torch.zeros(2, 3).double()
-    round = walk._round(start, left)
+    sums = torch.zeros_like(start)
+    args = trainer._args(start, left)
     predicted, row_losses = torch.zeros(4, 3, 18).long() - 1, torch.zeros(4, 3, 18).double() - 1
-    round.stopped, round.losses = ctypes.addressof(stopped), losses.data_ptr()
-    round.predicted, round.row_losses = predicted.data_ptr(), row_losses.data_ptr()
-    getattr(bindings._library(), f"{name}_double")(ctypes.byref(round))
+    args.stopped, args.losses, args.sums = ctypes.addressof(stopped), losses.data_ptr(), sums.data_ptr()
+    args.predicted, args.row_losses = predicted.data_ptr(), row_losses.data_ptr()
+    getattr(bindings._library(), f"{name}_double")(ctypes.byref(args))
     assert torch.equal(left, start)
     assert not losses.any()
+    assert not sums.any()
     assert (predicted == -1).all()
     assert (row_losses == -1).all()
 
 
-def test_a_learning_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_learning_run_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     found = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
     monkeypatch.setattr(samples, "can_call", lambda x: False)
     for expected, ours in zip(learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), found, strict=True):
@@ -224,14 +233,14 @@ def test_a_learning_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def chosen(federation: SimulatedFederation, monkeypatch: pytest.MonkeyPatch, update: LocalOptimizer) -> set[str]:
-    """The walks that a run takes."""
+    """The trainers that a run takes."""
     taken = set()
     choose = backend.TrainerFactory.choose
 
     def note(*args: Any, **kwargs: Any) -> Any:
-        walk = choose(*args, **kwargs)
-        taken.add(type(walk).__name__)
-        return walk
+        trainer = choose(*args, **kwargs)
+        taken.add(type(trainer).__name__)
+        return trainer
 
     monkeypatch.setattr(backend.TrainerFactory, "choose", note)
     run_rounds(federation, size(), 1, algorithm=Algorithm(update))
@@ -247,7 +256,7 @@ def chosen(federation: SimulatedFederation, monkeypatch: pytest.MonkeyPatch, upd
         (sgd(), torch.float32, False, TorchTrainer),
     ],
 )
-def test_what_it_walks(
+def test_what_it_trains(
     update: LocalOptimizer, dtype: torch.dtype, biased: bool, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = simulated(tiny(), lambda: nn.Sequential(nn.Linear(5, 3, bias=biased)), dtype=dtype)
@@ -276,16 +285,16 @@ def test_a_processor_without_its_vectors_is_left_to_torch(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("unknown_library")
 @pytest.mark.parametrize(
-    ("bytes_of_round", "said"),
+    ("more_bytes", "said"),
     [(None, "cannot be loaded"), (7, "another version's; install fedunfold again"), (0, "another version's")],
 )
 def test_a_library_that_does_not_fit_is_left_to_torch(
-    bytes_of_round: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    more_bytes: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def load(path: str) -> Any:
-        if bytes_of_round is None:
+        if more_bytes is None:
             raise OSError("not a library")
-        return SimpleNamespace(round_bytes=lambda: ctypes.sizeof(bindings.Round) + bytes_of_round)
+        return SimpleNamespace(call_args_bytes=lambda: ctypes.sizeof(bindings.CallArgs) + more_bytes)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     with caplog.at_level("WARNING", logger="fedunfold"):
@@ -297,10 +306,10 @@ def test_a_library_that_does_not_fit_is_left_to_torch(
 @pytest.mark.parametrize(
     ("name", "said"), [("forward_float", "memory for a round"), ("shuffle_rows", "memory for the minibatches")]
 )
-def test_too_little_memory_is_said(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_an_error(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where drawing is checked against numpy, as it is before the first round."""
     failing = SimpleNamespace(**dict.fromkeys(bindings.FUNCTIONS, lambda *given: 0) | {name: lambda *given: 1})
-    failing.round_bytes = lambda: ctypes.sizeof(bindings.Round)
+    failing.call_args_bytes = lambda: ctypes.sizeof(bindings.CallArgs)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: failing)
     permutations._draws_as_numpy.cache_clear()
     try:
@@ -323,7 +332,7 @@ def test_models_of_another_length_are_refused(wrong: Tensor) -> None:
         federation.train(few)
 
 
-def test_a_model_that_lies_across_memory_is_read() -> None:
+def test_a_model_that_is_not_contiguous_is_read() -> None:
     federation = simulated(tiny())
     start = federation.initial_model("a")
     across = torch.stack([start, start * 0], 1)[:, 0]
@@ -332,17 +341,17 @@ def test_a_model_that_lies_across_memory_is_read() -> None:
     assert torch.equal(found, wanted)
 
 
-def test_what_the_way_back_keeps() -> None:
-    """Three lanes of 4 steps of 18 rows: of each step 18 rows of 16 and 16 units and the second layer (6 · 16), of each
-    lane twice a model of (21 + 6) · 16."""
+def test_what_the_backward_pass_saves() -> None:
+    """Three slots of 4 steps of 18 rows: of each step 18 rows of 16 and 16 units and the second layer (6 · 16), of each
+    slot twice a model of (21 + 6) · 16."""
     numbers = 3 * (4 * (18 * 32 + 6 * 16) + 2 * (21 + 6) * 16)
-    walk = native(*Comparison(native)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
-    assert walk.schedule.rows.shape == (4, 3, 18)
-    assert walk.supports_backward(8 * numbers)
-    assert not walk.supports_backward(8 * numbers - 1)
+    trainer = compiled_trainer(*Comparison(compiled_trainer)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
+    assert trainer.schedule.rows.shape == (4, 3, 18)
+    assert trainer.supports_backward(8 * numbers)
+    assert not trainer.supports_backward(8 * numbers - 1)
 
 
-def test_the_way_back_keeps_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_pass_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def gradient(budget: int | None) -> Tensor:
         federation = SimulatedFederation(tiny(), dtype=torch.float64, memory_budget=budget)
         theta, start = torch.full((3, 3), 0.6).double(), federation.initial_model("a")
@@ -371,11 +380,11 @@ def _not_called(*_: object) -> Tensor:
 )
 def test_rows_and_their_background_are_the_data(values: list[list[float]]) -> None:
     x = torch.tensor(values, dtype=torch.float64)
-    rows = Rows.of(x)
+    rows = SparseRows.from_dense(x)
     background = torch.zeros(x.shape[1]).double() if rows.background is None else rows.background
     torch.testing.assert_close(rows.values + background, x)
-    if rows.marks is not None:
-        bits = np.unpackbits(rows.marks, axis=1, bitorder="little")
+    if rows.nonzero is not None:
+        bits = np.unpackbits(rows.nonzero, axis=1, bitorder="little")
         assert bits.shape[1] % 64 == 0
         np.testing.assert_array_equal(bits[:, : x.shape[1]], (rows.values != 0).numpy())
         assert not bits[:, x.shape[1] :].any()
@@ -385,4 +394,6 @@ def test_rows_and_their_background_are_the_data(values: list[list[float]]) -> No
 
 def test_numbers_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
-        Comparison(lambda kernel, x, y, *parts: native(kernel, x, y.int(), *parts)).check((20, 5), sgd(), None, 1e-12)
+        Comparison(lambda kernel, x, y, *parts: compiled_trainer(kernel, x, y.int(), *parts)).check(
+            (20, 5), sgd(), None, 1e-12
+        )

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedunfold.engines.simulation.samples import Evaluator
+from fedunfold.local.optimizers import sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -15,19 +17,17 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Need, TrainRequest
 from fedunfold.engines.simulation import SimulatedFederation, fixed_model, samples
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built
-from fedunfold.engines.simulation.backends.cpu import local_training as native_walk
+from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
 from fedunfold.engines.simulation.kernels.base import Kernel
-from fedunfold.engines.simulation.samples import Evaluator
-from fedunfold.local.optimizers import sgd
 from tests.support.comparing import normal_rows, scaled_rows, sparse_rows, stack
 from tests.support.federations import simulated, tiny
 
-pytestmark = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
+pytestmark = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")
 
 STACKS = [(20, 5), (37, 11), (20, 33, 5), (70, 40, 24, 5), (130, 40, 9, 33, 4), (784, 128, 128, 10)]
 
 
-def clients_per_round(sides: Sequence[int], x: Tensor, threads: int = 2) -> Evaluator:
+def evaluator(sides: Sequence[int], x: Tensor, threads: int = 2) -> Evaluator:
     y = torch.randint(0, sides[-1], (len(x),), generator=torch.Generator().manual_seed(4))
     return Evaluator(stack(sides), x, y, threads)
 
@@ -53,8 +53,8 @@ def check(read: Evaluator, model: Tensor, places: np.ndarray | None = None, tole
 def test_they_are_those_of_torch(
     rows: Callable[[int], Tensor], sides: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_walk, "WORTH_THREADS", 0)
-    read = clients_per_round(sides, rows(sides[0]))
+    monkeypatch.setattr(cpu_training, "WORTH_THREADS", 0)
+    read = evaluator(sides, rows(sides[0]))
     for places in (None, np.array([2, 3, 5, 7, 70], dtype=np.int32), np.arange(9, 40, dtype=np.int32)):
         check(read, model_for(read), places)
         check(replace(read, x=read.x.float()), model_for(read), places, tolerance=2e-5)
@@ -73,7 +73,7 @@ def test_they_are_those_of_torch_for_any_shape(
     x = torch.randn(count, sides[0], generator=draw).double()
     if background is not None:
         x = torch.where(torch.rand(x.shape, generator=draw) < 0.2, x.abs(), background)
-    read = clients_per_round(sides, x)
+    read = evaluator(sides, x)
     check(read, model_for(read), np.arange(count, dtype=np.int32)[: max(1, round(some * count))])
 
 
@@ -82,14 +82,14 @@ def test_threads_change_no_bit(count: int, monkeypatch: pytest.MonkeyPatch) -> N
     taken: list[int] = []
     called = bindings.call
 
-    def call(name: str, dtype: torch.dtype, round: bindings.Round, *, is_long: bool) -> None:
-        taken.append(round.threads)
-        called(name, dtype, round, is_long=is_long)  # type: ignore[arg-type]
+    def call(name: bindings.Name, dtype: torch.dtype, args: bindings.CallArgs, *, is_long: bool) -> None:
+        taken.append(args.threads)
+        called(name, dtype, args, is_long=is_long)
 
-    monkeypatch.setattr(native_walk, "call", call)
-    monkeypatch.setattr(native_walk, "WORTH_THREADS", 0)
+    monkeypatch.setattr(cpu_training, "call", call)
+    monkeypatch.setattr(cpu_training, "WORTH_THREADS", 0)
     x = scaled_rows(70).float().repeat(14, 1)[:1003]
-    read = clients_per_round((70, 33, 5), x, threads=1)
+    read = evaluator((70, 33, 5), x, threads=1)
     model = model_for(read).float()
     for one, many in zip(read.predictions(model), replace(read, threads=count).predictions(model), strict=True):
         assert torch.equal(one, many)
@@ -97,7 +97,7 @@ def test_threads_change_no_bit(count: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_of_classes_that_are_alike_the_first_is_predicted() -> None:
-    read = clients_per_round((20, 40), normal_rows(20))
+    read = evaluator((20, 40), normal_rows(20))
     model = torch.zeros(21 * 40).double()
     predicted, losses = read.predictions(model)
     assert not predicted.any()
@@ -108,8 +108,8 @@ def test_of_classes_that_are_alike_the_first_is_predicted() -> None:
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf])
 def test_a_model_that_is_not_finite_has_no_finite_loss(weight: float) -> None:
-    """Column 3 is 0 in all rows: compiled code would not look at its weights."""
-    read = clients_per_round((20, 5), sparse_rows(20))
+    """Column 3 is 0 in all rows: compiled code skips its weights."""
+    read = evaluator((20, 5), sparse_rows(20))
     model = model_for(read)
     model[3] = weight
     assert not read.x[:, 3].any()
@@ -117,8 +117,8 @@ def test_a_model_that_is_not_finite_has_no_finite_loss(weight: float) -> None:
 
 
 def test_logits_that_overflow_have_no_finite_loss() -> None:
-    """Weights of 1e38 are finite, and sums of them are not; nothing is said of who is predicted."""
-    read = clients_per_round((20, 33, 5), normal_rows(20).float())
+    """Weights of 1e38 are finite, and sums of them are not; the predicted class is undefined."""
+    read = evaluator((20, 33, 5), normal_rows(20).float())
     model = model_for(read).sign().float() * 1e38
     _, losses = read.predictions(model)
     assert not losses.isfinite().any()
@@ -127,7 +127,7 @@ def test_logits_that_overflow_have_no_finite_loss() -> None:
 
 @pytest.mark.parametrize("length", [0, 104, 106, 10_000])
 def test_models_of_another_length_are_refused(length: int) -> None:
-    read = clients_per_round((20, 5), normal_rows(20))
+    read = evaluator((20, 5), normal_rows(20))
     with pytest.raises(ValueError, match="models of 105 numbers"):
         read.predictions(torch.zeros(length).double())
     federation = simulated(tiny())
@@ -138,14 +138,14 @@ def test_models_of_another_length_are_refused(length: int) -> None:
 
 @pytest.mark.parametrize("label", [-1, 5])
 def test_labels_that_are_no_classes_are_refused(label: int) -> None:
-    read = clients_per_round((20, 5), normal_rows(20))
+    read = evaluator((20, 5), normal_rows(20))
     read.y[6] = label
     with pytest.raises(ValueError, match="labels other than 0 to 4"):
         read.predictions(model_for(read))
 
 
-def test_a_model_that_lies_across_memory_is_read() -> None:
-    read = clients_per_round((20, 5), normal_rows(20))
+def test_a_model_that_is_not_contiguous_is_read() -> None:
+    read = evaluator((20, 5), normal_rows(20))
     model = model_for(read)
     across = torch.stack([model, model * 0], 1)[:, 0]
     assert not across.is_contiguous()
@@ -153,9 +153,9 @@ def test_a_model_that_lies_across_memory_is_read() -> None:
 
 
 def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test, accuracies at the clients, and the losses of who is there and who is away."""
+    """The test, accuracies at the clients, and the losses of participating and absent clients."""
     env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=0.5)
-    # A test set whose rows lie column by column, as tables do.
+    # A test set whose rows are stored column by column, as tables are.
     data = replace(env.load(), x=scaled_rows(20), x_test=normal_rows(20)[:6].T.contiguous().T)
     found = []
     for compiled in (True, False):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer, Rows
+from fedunfold.engines.simulation.backends.cpu import CpuTrainer, SparseRows
 from fedunfold.engines.simulation.backends.cpu import is_supported as is_cpu_supported
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer
 from fedunfold.engines.simulation.backends.cuda import is_supported as is_cuda_supported
@@ -41,12 +41,12 @@ class Backend:
         return kernel if isinstance(kernel, MLPKernel) and all(kernel.biased) and is_cpu_supported(self.x) else None
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> SparseRows:
         """x as compiled code reads it, which relies on labels being classes."""
         classes = self.kernel.layout.shapes[-1].numel()
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
             raise ValueError(f"there are labels other than 0 to {classes - 1}.")
-        return Rows.of(self.x)
+        return SparseRows.from_dense(self.x)
 
     def select_trainer(
         self,

@@ -19,7 +19,7 @@ from fedunfold.core.task import cross_entropy_values
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.cpu import read_outer, read_predictions
+from fedunfold.engines.simulation.backends.cpu import evaluate_outer, predict
 from fedunfold.engines.simulation.batching import BatchSampler, upload
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
@@ -81,7 +81,7 @@ class Evaluator:
         backend = self._backend
         kernel = backend.cpu_kernel
         if kernel is not None and loss.is_cross_entropy:
-            return read_outer(kernel, backend.rows, self.y, model, rows, coefficients, backend.threads)
+            return evaluate_outer(kernel, backend.rows, self.y, model, rows, coefficients, backend.threads)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
             return outer_loss(backend.kernel, model, backend.x[some], self.y[some], coefficients, loss)
@@ -92,7 +92,7 @@ class Evaluator:
         kernel, rows = backend.cpu_kernel, np.arange(len(self.y), dtype=np.int32) if rows is None else rows
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
         if kernel is not None and _is_finite(model):
-            return read_predictions(kernel, backend.rows, self.y, model, rows, backend.threads)
+            return predict(kernel, backend.rows, self.y, model, rows, backend.threads)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
             predicted, losses = predictions(backend.kernel, model[None], backend.x[some], self.y[some])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedunfold.core.federation import Evaluation
-from fedunfold.engines.simulation import fixed_model
+from fedunfold.core.messages import Evaluation
+from fedunfold.engines.simulation import evaluation
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.module import ModuleKernel
 from tests.support.comparing import normal_rows, stack
@@ -27,14 +27,14 @@ def test_models_predict_together_what_each_predicts_alone(
     kernel: Kernel, rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of the 73 rows are read at once."""
-    monkeypatch.setitem(fixed_model.ROWS_AT_ONCE, "cpu", rows)
-    monkeypatch.setattr(fixed_model, "NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setitem(evaluation.ROWS_AT_ONCE, "cpu", rows)
+    monkeypatch.setattr(evaluation, "NUMBERS_AT_ONCE", numbers)
     draw = torch.Generator().manual_seed(5)
     x, y = normal_rows(20), torch.randint(0, 5, (73,), generator=draw)
-    size = sum(shape.numel() for shape in kernel.shapes)
+    size = sum(shape.numel() for shape in kernel.layout.shapes)
     models = torch.randn(3, size, generator=draw, dtype=torch.float64)
-    together = fixed_model.predictions(kernel, models, x, y)
-    alone = [fixed_model.predictions(kernel, model[None], x, y) for model in models]
+    together = evaluation.predictions(kernel, models, x, y)
+    alone = [evaluation.predictions(kernel, model[None], x, y) for model in models]
     assert together[0].shape == together[1].shape == (3, 73)
     assert not torch.equal(together[0][0], together[0][1])
     torch.testing.assert_close(together[0], torch.cat([predicted for predicted, _ in alone]))
@@ -48,6 +48,6 @@ def test_a_federation_tests_models_together_as_each_alone() -> None:
     def numbers(tested: Evaluation) -> list[float]:
         return [tested.accuracy, tested.loss, *tested.class_accuracy.tolist()]
 
-    together = [numbers(tested) for tested in federation.evaluate_together(models)]
-    assert together == [numbers(federation.evaluate(model)) for model in models]
+    together = [numbers(tested) for tested in federation.evaluate(models)]
+    assert together == [numbers(federation.evaluate([model])[0]) for model in models]
     assert together[0] != together[1]
