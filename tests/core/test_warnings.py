@@ -36,8 +36,8 @@ def test_nothing_odd() -> None:
 def test_who_was_set_aside_when_and_why() -> None:
     entries = [RejectedUpdate(0, "a", "is short"), RejectedUpdate(1, "b", "is odd"), RejectedUpdate(3, "a", "is long")]
     assert of_run(ALWAYS, ALWAYS, entries, 0) == (
-        "client a was set aside in rounds 1 and 4 of 5: it is long.",
-        "client b was set aside in round 2 of 5: it is odd.",
+        "client a was rejected in rounds 1 and 4 of 5: it is long.",
+        "client b was rejected in round 2 of 5: it is odd.",
     )
     often = [RejectedUpdate(t, "a", "is long") for t in range(20)]
     assert "in 20 rounds from 1 to 20 of 30" in of_run(torch.ones(30, 1, dtype=torch.bool), ALWAYS, often, 0)[0]
@@ -51,7 +51,7 @@ def test_nobody_there_for_many_rounds(there: str, told: str | None) -> None:
     present = torch.tensor([[mark == "1", False] for mark in there])
     found = of_run(present, present, (), 0)
     assert bool(found) == (told is not None)
-    assert told is None or (told in found[0] and "--absent remember" in found[0])
+    assert told is None or (told in found[0] and '`absent="remember"`' in found[0])
 
 
 def test_too_few_for_a_step() -> None:
@@ -66,17 +66,17 @@ def test_weight_on_one_client_and_gradients_that_vanish() -> None:
     slopes[3] = 1e-12
     alone, still = of_learning("abc", weights, slopes, 1e-8, NOBODY, 40)
     assert alone.startswith("client b has more than 99 % of the weight in rounds 2 and 3:")
-    assert "--pull 0.1" in alone
+    assert "`kl_weight=0.1`" in alone
     assert still.startswith("the gradient of the weights vanished in round 4,")
     assert of_learning("abc", EVEN, STEEP, 1e-8, torch.tensor([0, 0, 7]), 40)[0].startswith(
-        "while learning, client c was set aside in 7 of 40 rounds;"
+        "while learning, client c was rejected in 7 of 40 rounds;"
     )
     assert of_learning("a", torch.ones(4, 1), torch.zeros(4, 1), 1e-8, torch.tensor([0]), 40) == ()
 
 
 def test_a_run_that_nobody_attends_says_so() -> None:
     result = run_rounds(simulated(tiny(participation_probability=0.0)), size(), 5)
-    assert result.warnings[0].startswith("nobody was there in rounds 1 to 5 of 5;")
+    assert result.warnings[0].startswith("nobody participated in rounds 1 to 5 of 5;")
     assert run_rounds(simulated(tiny()), size(), 5).warnings == ()
 
 
@@ -114,7 +114,7 @@ def test_who_was_set_aside_while_learning_is_counted_over_an_interruption(tmp_pa
         )
     found = learn(simulated(env), 2, algorithm=algorithm, learning=learning, checkpoint=file)
     assert found.warnings == learn(simulated(env), 2, algorithm=algorithm, learning=learning).warnings
-    assert found.warnings[0].startswith("while learning, client f was set aside in 6 of 6 rounds;")
+    assert found.warnings[0].startswith("while learning, client f was rejected in 6 of 6 rounds;")
 
 
 class Overflowing(SimulatedFederation):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.config import Environment
-from fedunfold.core.errors import LONGEST, InputError
+from fedunfold.core.errors import MAX_CHARACTERS, InputError
 from fedunfold.io.limits import CLIENTS
 from fedunfold.training.methods import RULES, SERVERS, UPDATES, changed, method, part
 
@@ -34,9 +34,9 @@ def test_any_value_in_any_field_is_valid_or_refused(field: str, value: Any) -> N
         env = Environment(**{**FIELDS, field: value})
     except InputError as error:
         assert str(error).isprintable()
-        assert len(str(error)) <= LONGEST + 100
+        assert len(str(error)) <= MAX_CHARACTERS + 100
     else:
-        assert 1 <= len(env.clients) <= CLIENTS.most
+        assert 1 <= len(env.clients) <= CLIENTS.value
 
 
 def test_a_number_too_long_to_print_is_refused_in_a_line() -> None:

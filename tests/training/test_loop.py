@@ -226,7 +226,7 @@ def test_a_client_that_diverges_alone_is_set_aside() -> None:
     result = run_rounds(simulated(env, dtype=torch.float32), size(), 1)
     assert result.present.tolist() == [[False, True, False]]
     assert [(entry.round, entry.client) for entry in result.rejected] == [(0, "c")]
-    assert result.warnings == ("client c was set aside in round 1 of 1: it went non-finite during local training.",)
+    assert result.warnings == ("client c was rejected in round 1 of 1: it went non-finite during local training.",)
 
 
 @pytest.mark.parametrize("outer", ["path", "balanced"])

@@ -58,7 +58,7 @@ def new(
     hidden: Annotated[str | None, _option("hidden", "Widths of hidden layers: 32 or 64,32 or none.")] = None,
     participation_probability: Annotated[
         list[str] | None,
-        _option("participation_probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
+        _option("participation-probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
     ] = None,
     seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
     overwrite: Annotated[bool, _option("overwrite", "Replace files that are there already.")] = False,
@@ -112,8 +112,8 @@ def _draft(
     """The environment with the training that suits the data."""
     from fedunfold.config.template import Draft, suggested
 
-    for_all, own_reliability = by_client("--reliability", participation_probability, float)
-    for option, single in (("--epochs", epochs), ("--reliability", own_reliability)):
+    for_all, own_probability = by_client("--participation-probability", participation_probability, float)
+    for option, single in (("--epochs", epochs), ("--participation-probability", own_probability)):
         for client in sorted(single.keys() - set(found.clients)):
             raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
     return Draft(
@@ -124,7 +124,7 @@ def _draft(
         clients=found.clients,
         training=suggested(found.sizes, found.features),
         epochs=epochs,
-        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_reliability,
+        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_probability,
         class_names=found.classes if found.gathered is not None else None,
         seed=seed,
     )

@@ -56,7 +56,7 @@ class Draft:
             else [_said("the classes by number: the first is 0", class_names=list(self.class_names))]
         )
         parts = [
-            "# Made by `fedunfold env new`. Change what you like; `fedunfold env check` says what does not fit.",
+            "# Made from imported data. Change what you like; an error names what does not fit.",
             _said(name=self.name, description=self.description),
             _said("rounds of training: all clients train, then the server averages", rounds=training.rounds),
             _said("samples in a local step; a client with fewer takes what it has", batch_size=training.batch_size),

@@ -199,7 +199,7 @@ def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCapt
         ({"key": "a", "label-counts": [-1, 2], "features": [4]}, "label-counts that are no whole numbers"),
         ({"key": "a", "label-counts": [3], "features": [4]}, "1 classes"),
         ({"key": "a", "label-counts": [0, 0], "features": [4]}, "0 samples"),
-        ({"key": "a", "label-counts": [10**12, 0], "features": [4]}, "believed"),
+        ({"key": "a", "label-counts": [10**12, 0], "features": [4]}, "allowed"),
         ({"key": "a", "label-counts": [1, 2], "features": [0]}, "rows of shape"),
     ],
 )

@@ -96,7 +96,7 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
     try:
         features, about = load_features(out), read_about(out)
     except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; add --again to make it anew.") from error
+        raise InputError(f"{str(error).rstrip('.')}; `again=True` makes it anew.") from error
     if about is None:
         other = "does not say how it was made"
     elif about.model != model:
@@ -107,7 +107,7 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
         other = f"was stored as {about.dtype}"
     else:
         return Extraction(out, about, features, len(images.files))
-    raise InputError(f"{out} exists and {other}; choose another --out, or replace it with --again.")
+    raise InputError(f"{out} exists and {other}; choose another `out`, or replace it with `again=True`.")
 
 
 def _batch(start: int, read: list[Pixels | Skipped], files: Sequence[ImageFile], backbone: Backbone) -> Batch:

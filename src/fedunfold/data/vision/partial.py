@@ -55,7 +55,7 @@ class PartialResults:
             if not discard_others:
                 raise InputError(
                     f"{folder} holds the partial results of another run ({difference} differs); "
-                    "start over with --again, or choose another --out."
+                    "start over with `again=True`, or choose another `out`."
                 )
         results = cls(folder, [])
         results.discard()

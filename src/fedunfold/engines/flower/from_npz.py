@@ -15,21 +15,20 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.params import model_factory
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.data.arrays import Features, Labels, features, labels
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.data.npz import read_npz
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.secure_server import PrivateFederation
 from fedunfold.engines.flower.server import RemoteFederation
 from fedunfold.engines.flower.transport import FlowerChannel
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.io.limits import EPOCHS
+from fedunfold.io.limits import CLASSES, EPOCHS
 
 
 class FederationConfig(Settings):
     """What server and clients have to agree on before they meet: who takes part, and what is trained how."""
 
     keys: tuple[str, ...] = Field(min_length=1)
-    classes: int = Field(ge=2, le=MAX_CLASSES)
+    classes: Annotated[int, Field(ge=2), AfterValidator(CLASSES.check)]
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)

@@ -29,7 +29,8 @@ from fedunfold.core.federation import ClientUpdates, Need
 from fedunfold.engines.flower.faults import Faults
 from fedunfold.engines.flower.schema import possible
 from fedunfold.engines.flower.serialization import Layout
-from fedunfold.engines.flower.wire import MAX_SAMPLES, MESSAGE_TYPES, read_registration
+from fedunfold.engines.flower.wire import MESSAGE_TYPES, read_registration
+from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule
@@ -242,7 +243,7 @@ class WeightedStrategy(FedAvg):
             numbers[need] = float(value)
         if key not in self._samples:
             examples = metrics.get(self.weighted_by_key)
-            if not (isinstance(examples, int | float) and 1 <= examples <= MAX_SAMPLES):
+            if not (isinstance(examples, int | float) and 1 <= examples <= CLIENT_SAMPLES.value):
                 raise InputError(f"says it has {examples!r} examples ('{self.weighted_by_key}')")
             self._samples[key] = int(examples)
         return _Answer(update, others, numbers, metrics)

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedunfold.config.schema import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import shown
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.engines.flower.schema import (
     Arrays,
     ClientDescription,
@@ -24,7 +23,7 @@ from fedunfold.engines.flower.schema import (
     TrainInstruction,
 )
 from fedunfold.engines.flower.serialization import tensors
-from fedunfold.io.limits import FEATURES
+from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
 
 MESSAGE_TYPES: dict[MessageType | SumStage, str] = {
     "register": "query.register",
@@ -40,8 +39,6 @@ MESSAGE_TYPES: dict[MessageType | SumStage, str] = {
     "unmask": "query.unmask",
 }
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-MAX_DIMENSIONS = 8  # of a row of features; numpy ends at 64
-MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie
 
 
 def assignment_record(assignment: TrainInstruction, arrays: Arrays) -> RecordDict:
@@ -96,11 +93,12 @@ def read_registration(record: RecordDict) -> ClientDescription:
     if not (isinstance(key, str) and KEY.fullmatch(key)):
         raise InputError(f"a client registers with the key {shown(key)}; give it one of letters, digits, . - and _.")
     counts, features = (_whole_numbers(config.get(name), name, key) for name in ("label-counts", "features"))
-    if not 2 <= len(counts) <= MAX_CLASSES:
-        raise InputError(f"client {key} registers {len(counts)} classes; a classifier needs 2 to {MAX_CLASSES}.")
-    if not 1 <= sum(counts) <= MAX_SAMPLES:
-        raise InputError(f"client {key} registers {sum(counts)} samples; between 1 and {MAX_SAMPLES} are believed.")
-    if not (math.prod(features) >= 1 and len(features) <= MAX_DIMENSIONS):
+    if len(counts) < 2 or sum(counts) < 1:
+        raise InputError(f"client {key} registers {len(counts)} classes of {sum(counts)} samples; it needs 2 and 1.")
+    CLASSES.check(len(counts), f"client {key} registers too many classes: ")
+    CLIENT_SAMPLES.check(sum(counts), f"client {key} registers too many samples: ")
+    DIMENSIONS.check(len(features), f"client {key} registers samples of too many dimensions: ")
+    if math.prod(features) < 1:
         raise InputError(f"client {key} registers rows of shape {shown(features)}.")
     FEATURES.check(math.prod(features), f"client {key} registers too large rows: ")
     return ClientDescription(key, counts, features)
