@@ -8,8 +8,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fedunfold.config import Environment, environment
+from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import model_factory
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.secure_server import PrivateFederation
 from fedunfold.engines.flower.server import RemoteFederation

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedunfold.config.schema import KEY
+from fedunfold.config.client import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import shown
 from fedunfold.engines.flower.schema import (
