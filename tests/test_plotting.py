@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedunfold import plotting
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.compare import Comparison, MethodResult
 from fedunfold.training.loop import RunResult

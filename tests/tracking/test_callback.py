@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedunfold as fu
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
 from fedunfold.training.loop import RunResult

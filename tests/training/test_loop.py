@@ -198,7 +198,7 @@ def test_results_and_callback() -> None:
     env = tiny(participation_probability=0.6)
     seen: list[tuple[int, Evaluation]] = []
     federation = simulated(env)
-    (result,) = run_rounds(federation, size(), env.rounds, on_round=lambda t, tests: seen.append((t, *tests)))
+    (result,) = run_rounds(federation, size(), env.rounds, on_round=lambda t, tests: seen.append((t, tests[0])))
     plain = Plain(env, mlp(env))
     assert result.participated.tolist() == [plain.participated(t) for t in range(3)]
     assert torch.equal(result.weights, torch.tensor([plain.shares] * 3, dtype=torch.float64))

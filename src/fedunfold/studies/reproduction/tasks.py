@@ -61,7 +61,7 @@ class Task:
         learning = self.entry.learning
         if self.trial is not None or learning is None:
             return sum(steps)
-        return sum(steps) * learning.iterations * learning.draws * (4.5 if learning.adjoint == "exact" else 1.2)
+        return sum(steps) * learning.iterations * learning.num_samples * (4.5 if learning.adjoint == "exact" else 1.2)
 
     def do(self, records: Records, device: str, on_progress: Callable[[float], None]) -> None:
         """Do it and keep the record; `on_progress` hears which part of it is done."""
