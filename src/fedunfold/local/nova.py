@@ -76,6 +76,10 @@ class Accumulated(LocalOptimizer):
     def fused_mu(self) -> float | None:
         return self.base.fused_mu
 
+    @property
+    def uses_gradients_only(self) -> bool:
+        return self.base.uses_gradients_only
+
     def init(self, params: Tensor) -> State:
         return self.base.init(params)
 
