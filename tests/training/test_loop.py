@@ -15,10 +15,11 @@ from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.core.run_result import RunResult
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.rules import Rule, WeightingRule, dr, fedadp, fedfa, fixed, size, uniform
 from fedunfold.server import adam
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from tests.support.federations import (
     RUN,
     SIZES,
