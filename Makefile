@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
-EXTRAS := dev,docs,vision,flower,tracking,datasets,report
+EXTRAS := dev,docs,vision,flower,tracking,tables,datasets,report
 
 .PHONY: demo test bench bench-others docs dist lint figures fuzz lock audit licences clean
 .DELETE_ON_ERROR:

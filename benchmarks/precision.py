@@ -100,7 +100,7 @@ def page(rounds: int = ROUNDS) -> str:
 TEXT = """# Numbers
 
 What single precision costs, by `python benchmarks/precision.py docs/numbers.md` with version {version}.
-What is told when numbers go wrong is in [robustness.md](robustness.md).
+Which messages appear when numbers go wrong is in [robustness.md](robustness.md).
 
 ## Single against double precision over {rounds} rounds
 

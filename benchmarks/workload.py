@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import ModelSpec
+from fedunfold.config.model import ModelSpec
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.data.sources import Dataset, load_mnist

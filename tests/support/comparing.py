@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import ModelSpec
+from fedunfold.config.model import ModelSpec
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.participation import RoundRng
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer

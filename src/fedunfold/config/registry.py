@@ -19,7 +19,16 @@ def bundled() -> tuple[str, ...]:
 
 
 def environment(name_or_path: str | Path | Environment) -> Environment:
-    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is.
+    """Find an environment.
+
+    Args:
+        name_or_path: The name of a bundled one, the path of a TOML file, or an environment, which is returned as it is.
+
+    Returns:
+        The environment.
+
+    Raises:
+        InputError: There is none of that name, or the file is wrong.
 
     >>> environment("digits-label-skew").rounds
     10

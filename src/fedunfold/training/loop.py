@@ -112,19 +112,24 @@ def run_rounds(
         raise InputError(f"the run has made {saved} rounds already, more than the {rounds} requested.")
     if 0 < saved < rounds:
         log.info("resuming from round %d of %d, saved in %s", saved, rounds, checkpoint)
+
+    def save(*, at_once: bool = False) -> None:
+        nonlocal saved
+        if store is not None and states[0].rounds > saved and (at_once or store.should_save):
+            save_states(store, states)
+            saved = states[0].rounds
+
     try:
         for t in range(saved, rounds):
             with threads_for(len(federation.clients) * len(first)):
                 states = _next_round(federation, rule, algorithm, runs, states, t)
-            if store is not None and (store.should_save or t == rounds - 1):
-                save_states(store, states)
-                saved = t + 1
+            save(at_once=t == rounds - 1)
             if on_round is not None and on_round(t, [state.evaluations[-1] for state in states]):
                 break
     except KeyboardInterrupt:
-        if store is not None and states[0].rounds > saved:
-            save_states(store, states)
+        save(at_once=True)
         raise
+    save(at_once=True)
     return [_result(state, algorithm) for state in states]
 
 
