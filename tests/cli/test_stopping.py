@@ -188,6 +188,7 @@ def checkpoint_every_step(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.slow
 def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpoint_every_step: dict[str, str]) -> None:
     """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
