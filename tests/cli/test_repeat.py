@@ -151,7 +151,7 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
     folder = out[1] if out else "runs/repeat-ran"
     assert (tmp_path / folder / "settings.json").exists()
     repeated = fedunfold("repeat", "ran", *out)
-    assert "going on from outer iteration 2 of 4" in repeated.err
+    assert "resuming from outer iteration 2 of 4" in repeated.err
     assert (repeated.code, repeated.out.endswith(f"; ran again in {folder}\n")) == (0, True)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.config import Environment
-from fedunfold.config.template import Draft, suggested
+from fedunfold.config.template import Draft, suggest_training
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
@@ -30,7 +30,7 @@ def test_what_is_drafted_is_what_is_read(
     participation_probability: float,
 ) -> None:
     """Whatever the names: quotes, signs of TOML and, where they may be, line ends come through."""
-    training = suggested(sizes, features)
+    training = suggest_training(sizes, features)
     keys = [f"site-{k}" for k in range(len(sizes))]
     draft = Draft(
         name=name,

@@ -278,11 +278,11 @@ def test_partial_results_of_another_run_are_not_mixed_in(tmp_path: Path, vit: Pa
     other = tiny_vit(tmp_path / "elsewhere" / vit.name, seed=1)  # of the same name
     with pytest.raises(InputError) as caught:
         extract(folder, out, model=str(other))
-    one_line(caught, partial, "backbone differs", "--again")
+    one_line(caught, partial, "backbone differs", "again")
     picture(9).save(folder / "cow/new.png")
     with pytest.raises(InputError) as caught:
         extract(folder, out, model=str(vit))
-    one_line(caught, partial, "images differs", "--again")
+    one_line(caught, partial, "images differs", "again")
     assert extract(folder, out, model=str(other), again=True).resumed == 0
     assert [path.name for path in partial.iterdir()] == ["mine.txt"]
 
@@ -315,7 +315,7 @@ def test_a_finished_file_of_something_else_is_not_taken_for_it(tmp_path: Path, v
     def refused(reason: str, **changes: Any) -> None:
         with pytest.raises(InputError) as caught:
             extract(folder, out, **({"model": str(vit)} | changes))
-        one_line(caught, out, reason, "--again")
+        one_line(caught, out, reason, "again")
 
     extract(folder, out, model=str(vit))
     refused("tiny-vit", model="some/other")

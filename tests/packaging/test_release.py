@@ -174,6 +174,7 @@ def test_every_extra_has_an_install_line(extra: str) -> None:
 MISSING = {
     "vision": ("transformers", "main(['data', 'features', 'images', '--model', 'any', '--out', 'features.npz'])"),
     "flower": ("flwr", "import fedunfold.engines.flower"),
+    "tables": ("pandas", "main(['env', 'new', 'sites', '--yes'])"),
 }
 
 
@@ -183,6 +184,8 @@ def test_a_missing_extra_is_one_line(extra: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "one.png").write_bytes(b"")
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "a.csv").write_text("v,y\n1,a\n2,b\n")
     package, statement = MISSING[extra]
     script = f"""
 import sys

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
 from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
@@ -33,13 +34,13 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """One line on standard error, beside the bars."""
-    err.print(f"warning: {text}", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"warning: {with_flags(text)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def note(lines: Iterable[str], about: str = "") -> None:
     """A line on standard output for everything that is odd about what is shown."""
     for line in lines:
-        say(f"note: {f'{about}: ' if about else ''}{line}")
+        say(f"note: {f'{about}: ' if about else ''}{with_flags(line)}")
 
 
 def progress() -> Progress:

@@ -56,12 +56,12 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
     from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.config.heterogeneity import Heterogeneity
-    from fedunfold.config.recommendation import outlook
+    from fedunfold.config.recommendation import recommend
 
     found = environment(env)
     data = found.load()
     heterogeneity = Heterogeneity.of(found, data)
-    expected = outlook(heterogeneity)
+    expected = recommend(heterogeneity)
     total = sum(data.sizes)
     clients: list[dict[str, Any]] = [
         {

@@ -46,7 +46,8 @@ def new(
         str | None, _option("model", "Features of this vision transformer in place of pixels (extra vision).")
     ] = None,
     partitioner: Annotated[
-        str | None, _option("partitioner", "How undivided data are dealt: iid, dirichlet:alpha=0.3, …", metavar="PART")
+        str | None,
+        _option("partitioner", "How undivided data are partitioned: iid, dirichlet:alpha=0.3, …", metavar="PART"),
     ] = None,
     clients: Annotated[int | None, _option("clients", "Among how many clients.", min=1)] = None,
     rounds: Annotated[int | None, _option("rounds", "Rounds of training.", min=1)] = None,
@@ -58,7 +59,7 @@ def new(
     hidden: Annotated[str | None, _option("hidden", "Widths of hidden layers: 32 or 64,32 or none.")] = None,
     participation_probability: Annotated[
         list[str] | None,
-        _option("participation_probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
+        _option("participation-probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
     ] = None,
     seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
     overwrite: Annotated[bool, _option("overwrite", "Replace files that are there already.")] = False,
@@ -110,10 +111,10 @@ def _draft(
     seed: int,
 ) -> "Draft":
     """The environment with the training that suits the data."""
-    from fedunfold.config.template import Draft, suggested
+    from fedunfold.config.template import Draft, suggest_training
 
-    for_all, own_reliability = by_client("--reliability", participation_probability, float)
-    for option, single in (("--epochs", epochs), ("--reliability", own_reliability)):
+    for_all, own_probability = by_client("--participation-probability", participation_probability, float)
+    for option, single in (("--epochs", epochs), ("--participation-probability", own_probability)):
         for client in sorted(single.keys() - set(found.clients)):
             raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
     return Draft(
@@ -122,10 +123,10 @@ def _draft(
         data=found.data,
         partition=found.partition,
         clients=found.clients,
-        training=suggested(found.sizes, found.features),
+        training=suggest_training(found.sizes, found.features),
         epochs=epochs,
-        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_reliability,
-        class_names=found.classes if found.gathered is not None else None,
+        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_probability,
+        class_names=found.classes if found.imported is not None else None,
         seed=seed,
     )
 
@@ -154,18 +155,18 @@ def _write(out: Path, draft: "Draft", found: "ImportSummary") -> list[Path]:
 
     text = draft.to_toml()
     Environment.parse(text, out)
-    gathered = found.gathered
+    imported = found.imported
     files = [out]
 
     def write(temporary: Path) -> None:
         """The file is on the disk before the data take their place, and takes its own last."""
         temporary.write_text(text, encoding="utf-8")
-        if gathered is None:
+        if imported is None:
             return
-        write_npz(out.with_suffix(".npz"), gathered)
+        write_npz(out.with_suffix(".npz"), imported)
         files.append(out.with_suffix(".npz"))
-        if gathered.recipe is not None:
-            write_recipe(_recipe(out), gathered)
+        if imported.recipe is not None:
+            write_recipe(_recipe(out), imported)
             files.append(_recipe(out))
 
     write_atomically(out, write)

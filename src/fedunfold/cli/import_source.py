@@ -35,7 +35,7 @@ TEST_FRACTION = 0.2
 class ImportSummary:
     """What an environment has to say about the data: arrays to write, or an .npz that stays where it is."""
 
-    gathered: "ImportedData | None"
+    imported: "ImportedData | None"
     data: str
     partition: Mapping[str, Any]
     clients: tuple[str, ...]
@@ -83,36 +83,37 @@ class ImportSource:
             return self._npz(out)
         from fedunfold.data.federated import FederatedData
 
-        gathered = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
-        data = FederatedData.from_clients(gathered.clients, gathered.test, len(gathered.classes))  # the last checks
+        imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
+        data = FederatedData.from_clients(imported.clients, imported.test, len(imported.classes))  # the last checks
         return ImportSummary(
-            gathered,
+            imported,
             out.with_suffix(".npz").name,
             {"kind": "given"},
             data.keys,
             data.sizes,
             len(data.y_test),
             data.x[0].numel(),
-            gathered.classes,
-            gathered.notes,
+            imported.classes,
+            imported.notes,
         )
 
     def _npz(self, out: Path) -> ImportSummary:
-        from fedunfold.data.config import DirichletPartition, GivenPartition, IidPartition, NpzSource, divide
+        from fedunfold.data.config import NpzSource, divide
+        from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition
 
         path = Path(self.place)
         keys = _npz_clients(path)
         partition: GivenPartition | IidPartition | DirichletPartition = GivenPartition()
         if keys is None:
-            dealing, count = self._dealing()
+            spec, count = self._partition_spec()
             keys = tuple(f"client-{k}" for k in range(count))
-            if dealing.kind == "iid":
+            if spec.kind == "iid":
                 partition = IidPartition(seed=self.seed)
-            elif dealing.kind == "dirichlet":
-                partition = DirichletPartition(alpha=dealing.value, seed=self.seed)
+            elif spec.kind == "dirichlet":
+                partition = DirichletPartition(alpha=spec.value, seed=self.seed)
             else:
                 raise InputError(
-                    "--partitioner: an .npz is dealt by iid or dirichlet:alpha=0.3, or by editing the file."
+                    "--partitioner: an .npz is partitioned by iid or dirichlet:alpha=0.3, or by editing the file."
                 )
         elif self.given:
             option = next(iter(self.given))
@@ -130,15 +131,15 @@ class ImportSource:
         )
 
     def _tables(self) -> "ImportedData":
-        from fedunfold.data.importers.csv import TableFolder, guessed_label
+        from fedunfold.data.importers.csv import TableFolder, guess_label
         from fedunfold.data.importers.tabular import encode
 
         given = self._given_test()
-        folder = TableFolder.listed(Path(self.place), Path(given) if isinstance(given, str) else None)
+        folder = TableFolder.scan(Path(self.place), Path(given) if isinstance(given, str) else None)
         if isinstance(given, float) and folder.test is not None:
             raise InputError(f"--test: {folder.test.name} is the test set; leave out the fraction, or move the file.")
         columns = next(iter(folder.clients.values())).columns
-        label = self._label(guessed_label(columns), columns)
+        label = self._label(guess_label(columns), columns)
         test = folder.test if folder.test is not None else self._fraction(given)
         made = encode(folder.clients, test, label, seed=self.seed, **self._of_columns())
         return replace(made, notes=(_on_label(label, made), *made.notes))
@@ -158,29 +159,29 @@ class ImportSource:
             def show(done: int, total: int) -> None:
                 bars.update(task, completed=done, total=total)
 
-            made = image_folders.gather(root, self._look(), test, seed=self.seed, on_progress=show)
+            made = image_folders.import_images(root, self._image_transform(), test, seed=self.seed, on_progress=show)
         return replace(made, notes=(_on_label("class folders", made), *made.notes))
 
     def _dataset(self) -> "ImportedData":
         from fedunfold.data.importers.huggingface import HubData
 
-        dealing, count = self._dealing()
+        spec, count = self._partition_spec()
         given = self._given_test()
-        data = HubData.loaded(self.place, given if isinstance(given, str) else None)
+        data = HubData.load(self.place, given if isinstance(given, str) else None)
         if isinstance(given, float):
             data = replace(data, test=None)
-        label = self._label(data.guessed_label(), data.train.columns)
+        label = self._label(data.guess_label(), data.train.columns)
         fraction = self._fraction(given) if data.test is None else TEST_FRACTION
         images = data.train.image is not None
         for option in ("size", "colour", "model") if not images else ("drop", "scaling"):
             if option in self.given:
                 raise InputError(f"--{option}: says nothing about {'images' if images else 'tables'}; leave it out.")
-        made = data.gather(
-            dealing,
-            None if dealing.kind == "natural" else count,
+        made = data.partition(
+            spec,
+            None if spec.kind == "natural" else count,
             label,
             fraction,
-            self._look() if images else None,
+            self._image_transform() if images else None,
             seed=self.seed,
             **self._of_columns(),
         )
@@ -206,19 +207,20 @@ class ImportSource:
         given: str | None = self.given.get("label")
         return self.answers.about("--label", question, given, guess, str)
 
-    def _dealing(self) -> "tuple[PartitionSpec, int]":
-        from fedunfold.data.importers.partition_spec import dealing
+    def _partition_spec(self) -> "tuple[PartitionSpec, int]":
+        from fedunfold.data.importers.partition_spec import PartitionSpec
 
         given = self.given.get("partitioner")
-        question = "how rows are dealt to clients, such as iid or dirichlet:alpha=0.3"
-        chosen = self.answers.about("--partitioner", question, given and dealing(given), None, dealing)
+        question = "how rows are partitioned over clients, such as iid or dirichlet:alpha=0.3"
+        parse = PartitionSpec.parse
+        chosen = self.answers.about("--partitioner", question, given and parse(given), None, parse)
         if chosen.kind == "natural":
             if "clients" in self.given:
                 raise InputError("--clients: the natural partitioner takes them from its column; leave it out.")
             return chosen, 0
         return chosen, self.answers.about("--clients", "how many clients", self.given.get("clients"), None, int)
 
-    def _look(self) -> "ImageTransform":
+    def _image_transform(self) -> "ImageTransform":
         from fedunfold.data.importers import image_transform
 
         if "model" not in self.given:

@@ -10,13 +10,14 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import asked_for
+from fedunfold.cli.context import run_spec
 from fedunfold.core.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
 def reproduce(
+    context: typer.Context,
     study: Annotated[
         Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
         typer.Argument(
@@ -48,7 +49,7 @@ def reproduce(
     format: opt.Format = "text",
     resume: opt.Resume = False,
 ) -> None:
-    """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
+    """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped."""
     import torch
 
     from fedunfold.cli import console
@@ -67,7 +68,7 @@ def reproduce(
     if resume and not records.begun:
         if made:
             folder.rmdir()
-        raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
+        raise InputError(f"{folder} holds no records to resume from; leave out --resume to begin.")
     with FolderLock(folder):
         remove_stale_temp_files(folder, "records")
         rep.check_same(records, setting, [case for case, _ in results.cases()])
@@ -77,7 +78,7 @@ def reproduce(
             if task not in todo:
                 task.clean_up(records)
         if 0 < len(todo) < len(tasks):
-            log.info("going on: %d of %d records are in %s", len(tasks) - len(todo), len(tasks), records.folder)
+            log.info("resuming: %d of %d records are in %s", len(tasks) - len(todo), len(tasks), records.folder)
         if todo:
             device_of(device)
         began = time.monotonic()
@@ -92,13 +93,13 @@ def reproduce(
                     lambda name, cost: bars.update(bar, advance=cost, note=name),
                 )
             except KeyboardInterrupt:
-                raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
+                raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
         said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
         said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
         options = [str(part) for option, value in said if value is not None for part in (option, value)]
         command = shlex.join(["fedunfold", "reproduce", study, *options])
         file = results.write(folder, command, records, computed=bool(todo))
-        write_settings(folder, asked_for("reproduce"), threads=1, files=results.files(records))
+        write_settings(folder, run_spec(context), threads=1, files=results.files(records))
     seconds = time.monotonic() - began
     if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})

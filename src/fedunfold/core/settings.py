@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedunfold.core.errors import InputError
-from fedunfold.io.limits import LARGEST
 
+LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 

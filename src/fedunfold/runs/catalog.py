@@ -169,7 +169,7 @@ def delete_run(run: RunSummary) -> list[str]:
         if not left:
             run.path.rmdir()
     except OSError as error:
-        raise InputError(f"cannot delete the run in {run.path}: {error.strerror}.") from error
+        raise InputError(f"cannot delete the run in {run.path}: {error.strerror or error}.") from error
     return left
 
 

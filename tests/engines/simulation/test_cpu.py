@@ -12,17 +12,17 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.federation import TrainRequest
-from fedunfold.core.task import OuterLoss, OuterName
-from fedunfold.engines.simulation import SimulatedFederation, backend, samples
+from fedunfold.core.messages import Broadcast, TrainRequest
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.engines.simulation import SimulatedFederation, backend
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights
 from fedunfold.engines.simulation.backends.cpu import (
     CpuTrainer,
     SparseRows,
@@ -32,11 +32,12 @@ from fedunfold.engines.simulation.backends.cpu import (
     permutations,
 )
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, TorchTrainer
+from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
+from fedunfold.local import momentum, prox, sgd
 from fedunfold.rules.size import size
-from fedunfold.training.loop import Algorithm, run_rounds
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import unroll_and_grad
 from tests.support.comparing import (
     CASES,
     CPU,
@@ -57,12 +58,12 @@ def compiled_trainer(
     kernel: MLPKernel,
     x: Tensor,
     y: Tensor,
-    schedule: DeviceBatchPlan,
+    batches: DeviceBatchPlan,
     step_sizes: Tensor,
-    update: LocalOptimizer,
+    optimizer: LocalOptimizer,
     outer: OuterWeights | None,
 ) -> CpuTrainer:
-    return CpuTrainer(kernel, SparseRows.from_dense(x), y, schedule, step_sizes, update, outer, threads=2)
+    return CpuTrainer(kernel, SparseRows.from_dense(x), y, batches, step_sizes, optimizer, outer, threads=2)
 
 
 MORE = [
@@ -116,10 +117,11 @@ def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.Mo
     x = data.x * (torch.rand(data.x.shape, generator=torch.Generator().manual_seed(7)) < 0.1)
     updates = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x), dtype=torch.float64)
-        assert (federation._samples.compiled_stack is not None) == compiled
-        updates.append(federation.train(TrainRequest("a", 0, federation.initial_model("a"), sgd())).updates)
+        assert (federation._backend.cpu_kernel is not None) == compiled
+        request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
+        updates.append(federation.train([request])[0].updates.rows)
     torch.testing.assert_close(updates[0], updates[1], rtol=1e-9, atol=1e-12)
 
 
@@ -132,11 +134,11 @@ def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.Monkey
     x[: data.sizes[0]] *= 1e30
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x))
         request = TrainRequest("a", 0, federation.initial_model("a"), sgd(), frozenset({"loss"}))
         try:
-            found.append(set(federation.train(request).refused))
+            found.append(set(federation.train([request])[0].rejected))
         except DivergenceError:
             found.append({"everybody"})
     assert found[0] == found[1]
@@ -149,29 +151,28 @@ def test_a_small_loss_beside_large_logits_keeps_its_digits() -> None:
     env = Environment.from_arrays({"a": (x, y)}, (x, y), rounds=1, batch_size=1, lr=1e-9, classes=3, model=())
     federation = SimulatedFederation(env)
     model = torch.tensor([1000.0, 992.0, 900.0, 0.0, 0.0, 0.0])
-    report = federation.train(TrainRequest("a", 0, model, sgd(), frozenset({"loss"})))
-    assert report.loss is not None
-    assert float(report.loss[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
+    (report,) = federation.train([TrainRequest("a", 0, model, sgd(), frozenset({"loss"}))])
+    assert float(report.metric("loss")[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
 
 
 @pytest.mark.parametrize("outer", ["path", "balanced", "final"])
 @pytest.mark.parametrize("rows", [normal_rows, scaled_rows])
 @pytest.mark.parametrize("absent", [0.0, 0.5])
 def test_absent_clients_and_the_final_loss_are_evaluated_as_by_torch(
-    outer: OuterName, rows: Callable[[int], Tensor], absent: float, monkeypatch: pytest.MonkeyPatch
+    outer: str, rows: Callable[[int], Tensor], absent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - absent)
     data = replace(env.load(), x=rows(20))
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, data, dtype=torch.float64)
         start = federation.initial_model("a")
-        request = TrainRequest("a", 0, start, sgd(), outer=OuterLoss(outer), path_gradient=True)
-        last, report = federation.outer(request), federation.train(request)
-        gone = report.outer_gradient
-        numbers = torch.tensor([last.loss, report.outer_loss], dtype=torch.float64)
-        found.append([numbers, last.gradient, start * 0 if gone is None else gone])
+        request = TrainRequest("a", 0, start, sgd(), outer=OUTER_LOSSES.make(outer), path_gradient=True)
+        (last,), (report,) = federation.outer_loss([request]), federation.train([request])
+        gradient = report.outer.gradient
+        numbers = torch.tensor([last.loss, report.outer.loss], dtype=torch.float64)
+        found.append([numbers, last.gradient, start * 0 if gradient is None else gradient])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-13)
 
@@ -227,7 +228,7 @@ def test_an_interrupted_round_takes_no_step(name: str) -> None:
 
 def test_a_weight_learning_run_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     found = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
-    monkeypatch.setattr(samples, "can_call", lambda x: False)
+    monkeypatch.setattr(backend, "is_cpu_supported", lambda x: False)
     for expected, ours in zip(learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-14)
 
@@ -235,14 +236,14 @@ def test_a_weight_learning_run_by_it_is_the_references(monkeypatch: pytest.Monke
 def chosen(federation: SimulatedFederation, monkeypatch: pytest.MonkeyPatch, update: LocalOptimizer) -> set[str]:
     """The trainers that a run takes."""
     taken = set()
-    choose = backend.TrainerFactory.choose
+    select = backend.Backend.select_trainer
 
     def note(*args: Any, **kwargs: Any) -> Any:
-        trainer = choose(*args, **kwargs)
+        trainer = select(*args, **kwargs)
         taken.add(type(trainer).__name__)
         return trainer
 
-    monkeypatch.setattr(backend.TrainerFactory, "choose", note)
+    monkeypatch.setattr(backend.Backend, "select_trainer", note)
     run_rounds(federation, size(), 1, algorithm=Algorithm(update))
     return taken
 
@@ -264,9 +265,9 @@ def test_what_it_trains(
 
 
 def test_what_is_left_to_torch() -> None:
-    kernel = stack((20, 5))
-    assert kernel.supports_fused(sgd(), OuterLoss("path"))
-    assert not kernel.supports_fused(sgd(), OuterLoss("mse")), "an outer loss of another kind"
+    path, mse = (OuterWeights(OUTER_LOSSES.make(name), torch.ones(1), None) for name in ("path", "mse"))
+    assert backend._is_fused(stack((20, 5)), sgd(), path)
+    assert not backend._is_fused(stack((20, 5)), sgd(), mse), "an outer loss of another kind"
     assert not is_supported(torch.zeros(2, 3, dtype=torch.bfloat16))
 
 
@@ -323,13 +324,13 @@ def test_too_little_memory_is_an_error(name: str, said: str, monkeypatch: pytest
 def test_models_of_another_length_are_refused(wrong: Tensor) -> None:
     federation = simulated(tiny())
     request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
-    with pytest.raises(InputError, match=f"the model has {len(wrong)} numbers"):
-        federation.train(replace(request, model=wrong))
+    with pytest.raises(InputError, match=f"the model has {len(wrong)} entries"):
+        federation.train([replace(request, model=wrong)])
     with pytest.raises(InputError, match="the adjoint has"):
-        federation.backprop(request, torch.ones(3, dtype=torch.bool), wrong.expand(3, -1))
-    few = replace(request, outer=OuterLoss("balanced"), class_weights=torch.ones(2))
+        federation.vjp([request], [torch.ones(3, dtype=torch.bool)], [wrong.expand(3, -1)])
+    few = replace(request, outer=OUTER_LOSSES.make("balanced"), broadcast=Broadcast(class_weights=torch.ones(2)))
     with pytest.raises(InputError, match="2 class weights for 3 classes"):
-        federation.train(few)
+        federation.train([few])
 
 
 def test_a_model_that_is_not_contiguous_is_read() -> None:
@@ -337,8 +338,8 @@ def test_a_model_that_is_not_contiguous_is_read() -> None:
     start = federation.initial_model("a")
     across = torch.stack([start, start * 0], 1)[:, 0]
     assert not across.is_contiguous()
-    found, wanted = (federation.train(TrainRequest("a", 0, model, sgd())).updates for model in (across, start))
-    assert torch.equal(found, wanted)
+    found, wanted = federation.train([TrainRequest("a", 0, model, sgd()) for model in (across, start)])
+    assert torch.equal(found.updates.rows, wanted.updates.rows)
 
 
 def test_what_the_backward_pass_saves() -> None:
@@ -346,7 +347,7 @@ def test_what_the_backward_pass_saves() -> None:
     slot twice a model of (21 + 6) · 16."""
     numbers = 3 * (4 * (18 * 32 + 6 * 16) + 2 * (21 + 6) * 16)
     trainer = compiled_trainer(*Comparison(compiled_trainer)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
-    assert trainer.schedule.rows.shape == (4, 3, 18)
+    assert trainer.batches.rows.shape == (4, 3, 18)
     assert trainer.supports_backward(8 * numbers)
     assert not trainer.supports_backward(8 * numbers - 1)
 
@@ -355,7 +356,8 @@ def test_the_backward_pass_stays_within_its_budget(monkeypatch: pytest.MonkeyPat
     def gradient(budget: int | None) -> Tensor:
         federation = SimulatedFederation(tiny(), dtype=torch.float64, memory_budget=budget)
         theta, start = torch.full((3, 3), 0.6).double(), federation.initial_model("a")
-        return unfold(federation, theta, Algorithm(), OuterLoss("path"), "exact", run="a", model=start).gradient
+        parts = (federation, theta, Algorithm(), OUTER_LOSSES.make("path"))
+        return unroll_and_grad(*parts, "exact", runs=["a"], models=[start])[0].gradient
 
     wanted = gradient(None)
     with pytest.raises(AssertionError), monkeypatch.context() as patched:

@@ -15,12 +15,16 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from fedunfold.local.optimizers import LocalOptimizer, sgd
 from torch import Tensor
 
-from fedunfold.engines.simulation import SimulatedFederation, backend
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.engines.simulation.backend import Backend
+from fedunfold.engines.simulation.backends.base import LocalTrainer
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer, is_supported, jit
 from fedunfold.engines.simulation.backends.cuda.jit import HERE, SOURCES, KernelConfig, Launch, Name, shared_memory
+from fedunfold.engines.simulation.kernels.mlp import MLPKernel
+from fedunfold.local import sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
@@ -115,7 +119,7 @@ def test_the_gpu_source_trains_as_the_reference(
     emulated_gpu: list[Name], sides: tuple[int, ...], update: LocalOptimizer, outer: str | None
 ) -> None:
     Comparison(CudaTrainer).check(sides, update, outer, 1e-12)
-    assert emulated_gpu == (["forward"] if update.mu else ["forward", "forward", "backward"])
+    assert emulated_gpu == (["forward"] if update.fused_mu else ["forward", "forward", "backward"])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_what_is_saved_for_the_backward_pass_stays_within_the_budget() -> None:
     """Of every step of three slots 5 · 33 + 5 numbers of the layer above the first, padded to 172, and of 18 rows the
     first layer's 33 outputs, padded to 40."""
     trainer = CudaTrainer(*Comparison(CudaTrainer)._parts((20, 33, 5), sgd(), "path", CPU, torch.float64))
-    saved = len(trainer.schedule.active) * 3 * (172 + 18 * 40) * 8
+    saved = len(trainer.batches.active) * 3 * (172 + 18 * 40) * 8
     assert trainer.supports_backward(saved)
     assert not trainer.supports_backward(saved - 1)
 
@@ -212,17 +216,15 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
 ) -> None:
     """What the engine passes to a launch and makes of its results."""
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
-    requested: list[object] = []
 
-    def can(*arguments: object) -> bool:
-        requested.append(arguments)
-        return True
+    def launch(self: Backend, *parts: Any, **_: bool) -> LocalTrainer:
+        assert isinstance(self.kernel, MLPKernel)
+        return CudaTrainer(self.kernel, self.x, self.y, *parts)
 
-    monkeypatch.setattr(backend, "can_launch", can)
+    monkeypatch.setattr(Backend, "select_trainer", launch)
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-    assert requested
-    assert "backward" in emulated_gpu
+    assert {"forward", "backward"} == set(emulated_gpu)
 
 
 @pytest.mark.gpu

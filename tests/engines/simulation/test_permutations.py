@@ -4,13 +4,13 @@ import hashlib
 
 import numpy as np
 import pytest
-from fedunfold.engines.simulation.plan import plan, sample_coefficients
-from fedunfold.engines.simulation.schedule import ClientSlice, RoundRng
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core import rng
+from fedunfold.core.participation import RoundRng
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built, last_rows, permutations, shuffle_rows
+from fedunfold.engines.simulation.batching import ClientSlice, plan_batches, sample_coefficients
 
 compiled = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")
 
@@ -99,13 +99,13 @@ def test_where_numpy_draws_otherwise_numpy_draws(monkeypatch: pytest.MonkeyPatch
         (RoundRng(0, "trial-0", 1), ClientSlice("a", 0, 40, 2)),
         (RoundRng(0, "trial-1", 1), ClientSlice("b", 40, 17, 1)),
     ]
-    before, coefficients = plan(clients, 10, 10).rows, sample_coefficients(clients, 10)
+    before, coefficients = plan_batches(clients, 10, 10).rows, sample_coefficients(clients, 10)
     drawn = rng.permutation
     monkeypatch.setattr(rng, "permutation", lambda size, key: drawn(size, key)[::-1])
     permutations._draws_as_numpy.cache_clear()
     try:
         assert not permutations._draws_as_numpy()
-        after, others = plan(clients, 10, 10).rows, sample_coefficients(clients, 10)
+        after, others = plan_batches(clients, 10, 10).rows, sample_coefficients(clients, 10)
     finally:
         monkeypatch.undo()
         permutations._draws_as_numpy.cache_clear()

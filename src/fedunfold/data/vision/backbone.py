@@ -15,27 +15,23 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.extras import HUB_ERRORS, import_extra
 from fedunfold.data.npz import first_line
 from fedunfold.data.vision.preprocessing import Preprocessing
 
-# What transformers and the hub raise for a wrong name, no network (also RuntimeError) or a broken folder.
-NOT_LOADED = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError)
-
-
-def require_extra() -> None:
-    """Say how to install what is missing before any work is done."""
-    for package in ("transformers", "PIL"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise InputError(
-                "image features need transformers and pillow; run: pip install 'fedunfold[vision]'"
-            ) from error
+NEEDS = "image features need transformers and pillow; run: pip install 'fedunfold[vision]'"
 
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A model that is only evaluated, its preprocessing, and a digest of both."""
+    """A model that is only evaluated.
+
+    Attributes:
+        model: The module of transformers.
+        preprocessing: How an image becomes its input.
+        digest: SHA-256 of both.
+        device: Where it is evaluated.
+    """
 
     model: Any
     preprocessing: Preprocessing
@@ -44,9 +40,20 @@ class Backbone:
 
     @classmethod
     def load(cls, name: str, device: torch.device) -> "Backbone":
-        """Load the weights in float32 from safetensors files; code that a repository brings is never run."""
-        require_extra()
-        transformers: Any = importlib.import_module("transformers")
+        """Load the weights in float32 from safetensors files; code that a repository brings is never run.
+
+        Args:
+            name: The model on the hub, or a local folder.
+            device: Where to evaluate it.
+
+        Returns:
+            The model, ready to be used.
+
+        Raises:
+            InputError: It cannot be loaded, or its features would mean nothing.
+        """
+        import_extra("PIL", NEEDS)
+        transformers = import_extra("transformers", NEEDS)
         folder = Path(name).expanduser()
         local = folder.is_dir()
         source = str(folder) if local else name
@@ -62,7 +69,7 @@ class Backbone:
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
-        except (*NOT_LOADED, SafetensorError) as error:
+        except (*HUB_ERRORS, SafetensorError) as error:
             remedy = (
                 "the folder needs config.json, preprocessor_config.json and model.safetensors"
                 if local
@@ -83,7 +90,7 @@ class Backbone:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(pixels)} images at once do not fit into the memory of {self.device}; "
-                "lower --batch-size and run it again."
+                "lower `batch_size` and run it again."
             ) from error
         except ValueError as error:  # such as an image size the model was not made for
             raise InputError(f"the model refuses its input ({first_line(error)}).") from error
@@ -113,7 +120,7 @@ def _digest(model: Any, preprocessing: Preprocessing, missing: set[str]) -> str:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No log lines; download bars only where someone watches. What goes wrong is told by the error."""
+    """No log lines; download bars only where someone watches. The error says what went wrong."""
     hub: Any = importlib.import_module("huggingface_hub.utils")
     loggers = (transformers.utils.logging, hub.logging)
     before = [logger.get_verbosity() for logger in loggers]

@@ -1,6 +1,7 @@
 """From an image to the numbers a model expects, as its own preprocessor_config.json says.
 
-Written with pillow and numpy, because transformers' AutoImageProcessor demands torchvision.
+Written with pillow and numpy, because transformers' AutoImageProcessor demands torchvision, and its classes for pillow
+take half as long again.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,13 @@ UNDERSTOOD = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_c
 
 
 class Size(Settings):
-    """Both sides, or the shorter one with the proportions kept."""
+    """Both sides, or the shorter one in proportion.
+
+    Attributes:
+        height: Of the image.
+        width: Of the image.
+        shortest_edge: The shorter side, in place of both.
+    """
 
     height: Count | None = None
     width: Count | None = None
@@ -57,11 +64,23 @@ class Preprocessing(Settings):
     """Resize, crop around the centre, x·rescale_factor, (x − mean)/std; each step can be off.
 
     What the file leaves out has the values that transformers gives a ViT.
+
+    Attributes:
+        do_resize: Whether the image is resized.
+        size: To what.
+        resample: By which of pillow's filters; 2 is bilinear.
+        do_center_crop: Whether it is cropped.
+        crop_size: To what.
+        do_rescale: Whether bytes are multiplied.
+        rescale_factor: By what.
+        do_normalize: Whether channels are normalised.
+        image_mean: The mean that is subtracted from each channel.
+        image_std: The deviation by which each is divided.
     """
 
     do_resize: bool = True
     size: SizeField = Size(height=224, width=224)
-    resample: int = Field(default=2, ge=0, le=5)  # pillow's number; 2 is bilinear
+    resample: int = Field(default=2, ge=0, le=5)
     do_center_crop: bool = False
     crop_size: SizeField = Size(height=224, width=224)
     do_rescale: bool = True
@@ -82,10 +101,18 @@ class Preprocessing(Settings):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Take over the known fields; a further step that is switched on is refused rather than left out."""
+        """Read the known fields; a further step that is switched on is refused rather than left out.
+
+        Args:
+            config: The content of preprocessor_config.json.
+            where: Whose it is, for messages.
+
+        Returns:
+            The checked settings.
+        """
         for name, value in config.items():
             if name.startswith("do_") and value and name not in UNDERSTOOD:
-                raise InputError(f"{where}: preprocessor_config.json asks for {name}, which is not supported.")
+                raise InputError(f"{where}: preprocessor_config.json needs {name}, which is not supported.")
         known = {name: config[name] for name in cls.model_fields if config.get(name) is not None}
         try:
             return cls(**known)

@@ -14,14 +14,13 @@ from fedunfold.config.schema import BatchSize, Rounds
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.data.arrays import Features, Labels, features, labels
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.data.npz import read_npz
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.secure_server import SecureFederation
 from fedunfold.engines.flower.server import RemoteFederation
 from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.io.limits import EPOCHS
+from fedunfold.io.limits import CLASSES, EPOCHS
 
 
 class FederationConfig(Settings):
@@ -40,7 +39,7 @@ class FederationConfig(Settings):
     """
 
     client_ids: tuple[str, ...] = Field(min_length=1)
-    classes: int = Field(ge=2, le=MAX_CLASSES)
+    classes: Annotated[int, Field(ge=2), AfterValidator(CLASSES.check)]
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)

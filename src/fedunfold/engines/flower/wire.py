@@ -11,10 +11,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedunfold.config.schema import KEY
+from fedunfold.config.client import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import shown
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.engines.flower.schema import (
     Arrays,
     ClientDescription,
@@ -24,7 +23,7 @@ from fedunfold.engines.flower.schema import (
     TrainInstruction,
 )
 from fedunfold.engines.flower.serialization import tensors
-from fedunfold.io.limits import CLIENT_SAMPLES, DIMENSIONS, FEATURES
+from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 INSTRUCTION = "instruction"
@@ -87,8 +86,9 @@ def read_registration(record: RecordDict) -> ClientDescription:
     if not (isinstance(name, str) and KEY.fullmatch(name)):
         raise InputError(f"a client registers with the id {shown(name)}; give it one of letters, digits, . - and _.")
     counts, shape = (_whole_numbers(config.get(field), field, name) for field in ("label-counts", "feature-shape"))
-    if not 2 <= len(counts) <= MAX_CLASSES:
-        raise InputError(f"client {name} registers {len(counts)} classes; a classifier needs 2 to {MAX_CLASSES}.")
+    if len(counts) < 2:
+        raise InputError(f"client {name} registers {len(counts)} classes; a classifier needs at least 2.")
+    CLASSES.check(len(counts), f"client {name} registers too many classes: ")
     if sum(counts) < 1:
         raise InputError(f"client {name} registers without samples; it needs at least 1.")
     CLIENT_SAMPLES.check(sum(counts), f"client {name} registers too many samples: ")

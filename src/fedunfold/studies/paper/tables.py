@@ -92,7 +92,7 @@ def price(case: StudyCase, entry: StudyRow, trials: Sequence[dict[str, Any]]) ->
     rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
     if entry.learning is not None:
         outer, exact = OuterLoss(entry.learning.outer), entry.learning.adjoint == "exact"
-        runs = entry.learning.iterations * entry.learning.draws
+        runs = entry.learning.iterations * entry.learning.num_samples
         last_layer = sum(-(-size // env.batch_size) for size in data.sizes)
         if not outer.only_last_layer:
             absences = mean["rounds"] * len(data.sizes) - mean["participations"]

@@ -9,6 +9,7 @@ import torch
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
@@ -16,7 +17,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.reproduction.records import Records
 from fedunfold.studies.reproduction.studies import StudyCase, StudyRow
 from fedunfold.training.learn import device_of
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import learned_method
 from fedunfold.unfolding import learn
 
@@ -61,7 +62,7 @@ class Task:
         learning = self.entry.learning
         if self.trial is not None or learning is None:
             return sum(steps)
-        return sum(steps) * learning.iterations * learning.draws * (4.5 if learning.adjoint == "exact" else 1.2)
+        return sum(steps) * learning.iterations * learning.num_samples * (4.5 if learning.adjoint == "exact" else 1.2)
 
     def do(self, records: Records, device: str, on_progress: Callable[[float], None]) -> None:
         """Do it and keep the record; `on_progress` hears which part of it is done."""
