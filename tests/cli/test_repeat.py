@@ -26,7 +26,7 @@ def change_settings(folder: Path, **changes: Any) -> None:
     ("command", "compared"),
     [
         (("learn", "below/mine.toml", "--iterations", 2, "--seed", 3, "--rounds", 2), "weights.safetensors"),
-        (("run", "below/mine.toml", "--update", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
+        (("run", "below/mine.toml", "--local", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
         (("compare", "below/mine.toml", "--methods", "fedavg,duw-fedavg", "--trials", 1, "--iterations", 1), "result"),
     ],
     ids=["learn", "run", "compare"],
