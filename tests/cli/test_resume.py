@@ -73,7 +73,7 @@ def test_a_learning_goes_on_by_itself(fedunfold: Command, crash: Callable[..., N
     went_on = succeeded(fedunfold(*LEARN, "--out", "cut"))
     where = "cut/unfinished/learning.safetensors"
     assert went_on.err == (
-        f"going on with the unfinished run in cut\ngoing on from outer iteration 3 of 4, kept in {where}\n"
+        f"resuming the unfinished run in cut\ngoing on from outer iteration 3 of 4, kept in {where}\n"
     )
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
     assert not (tmp_path / "cut" / "unfinished").exists()
@@ -93,7 +93,7 @@ def test_a_run_goes_on(fedunfold: Command, tmp_path: Path, monkeypatch: pytest.M
     command = ("run", "mine.toml", "--server", "adam", "--absent", "remember", "--out")
     succeeded(fedunfold(*command, "whole"))
     with monkeypatch.context() as patched, pytest.raises(Crash):
-        patched.setattr("fedunfold.runs.folder.trained_module", raising(Crash()))
+        patched.setattr("fedunfold.runs.artifacts.trained_module", raising(Crash()))
         fedunfold(*command, "cut")
     succeeded(fedunfold(*command, "cut"))
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")

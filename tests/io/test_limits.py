@@ -22,7 +22,7 @@ from fedunfold.io import limits
 from fedunfold.io.atomic import read_json
 from fedunfold.io.checkpoint import Checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.folder import recorded, recorded_files
+from fedunfold.runs.reader import list_files, read_settings
 from fedunfold.studies.reproduction.records import Records
 from fedunfold.studies.reproduction.studies import read_assignment
 from fedunfold.training.state import load_states
@@ -139,7 +139,8 @@ def test_hostile_json(tmp_path: Path, content: str) -> None:
     refused(lambda: read_json(file), "hostile.json")
     refused(lambda: read_assignment(file), "hostile.json")
     (tmp_path / "settings.json").write_text(content)
-    assert recorded(tmp_path) == {}
+    refused(lambda: read_settings(tmp_path), "settings.json")
+    assert list_files(tmp_path) == [tmp_path / "settings.json"]
 
 
 def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_replacing_a_run_takes_away_nothing_outside_it(tmp_path: Path) -> None:
         None,
     ]
     (folder / "settings.json").write_text(json.dumps({"files": listed}))
-    for file in recorded_files(folder):
+    for file in list_files(folder):
         file.unlink()
     assert (outside / "mine").read_text() == "mine"
     assert sorted(file.name for file in folder.iterdir()) == ["folder"]
@@ -285,7 +286,7 @@ def test_a_run_folder_that_is_a_link(tmp_path: Path) -> None:
     for name in ("beside", "real/own", "real/mine"):
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    for file in recorded_files(tmp_path / "link"):
+    for file in list_files(tmp_path / "link"):
         file.unlink()
     assert (tmp_path / "beside").exists()
     assert [file.name for file in (tmp_path / "real").iterdir()] == ["mine"]

@@ -8,6 +8,14 @@ from contextlib import contextmanager
 from fedunfold.core.errors import FedunfoldError
 
 INTERRUPTED = 130
+OPTIONS = {
+    "choose another folder": "choose another --out",
+    "overwrite it": "replace it with --overwrite",
+    "without resuming": "without --resume",
+    "name the folder that holds": "name with --in the folder that holds",
+    "with fewer processes": "with fewer --jobs",
+}
+"""What the library says to somebody who writes Python, and the same for the command line."""
 
 
 class Stopped(Exception):
@@ -22,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _notes():
             app(args=arguments)
     except FedunfoldError as error:
-        sys.stderr.write(f"error: {error}\n")
+        message = str(error)
+        for words, option in OPTIONS.items():
+            message = message.replace(words, option)
+        sys.stderr.write(f"error: {message}\n")
         sys.exit(2)
     except (Stopped, KeyboardInterrupt) as stopped:
         sys.stderr.write(f"{str(stopped) or 'stopped.'}\n")

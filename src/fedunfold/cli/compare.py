@@ -103,7 +103,7 @@ def _compare(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_comparison
+    from fedunfold.runs.artifacts import of_comparison
     from fedunfold.training import compare
 
     ending: Stopped | FedunfoldError | None = None

@@ -47,7 +47,7 @@ def learn(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_learning
+    from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
     from fedunfold.training.learn import learn_weights
 

@@ -47,7 +47,7 @@ def run(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_run
+    from fedunfold.runs.artifacts import of_run
     from fedunfold.training import compare, methods
 
     if mapped and weights is None:

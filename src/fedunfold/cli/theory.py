@@ -94,7 +94,7 @@ def theory(
 
 def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.io.atomic import is_folder, is_plain_file
-    from fedunfold.runs.folder import MODEL
+    from fedunfold.runs.schema import MODEL
     from fedunfold.training.methods import unknown
 
     if not is_folder(run):

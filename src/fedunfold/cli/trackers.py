@@ -31,9 +31,9 @@ def trackers(
 
 def tell_kept(tracker: "Callback", folder: "RunFolder") -> None:
     """Name the files in the folder, once they are written."""
-    from fedunfold.runs.folder import recorded_files
+    from fedunfold.runs.reader import list_files
 
-    tracker.kept(recorded_files(folder.path))
+    tracker.kept(list_files(folder.path))
 
 
 def _tracker(asked: str, name: str) -> "Callback":

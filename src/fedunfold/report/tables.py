@@ -8,9 +8,8 @@ import numpy as np
 
 from fedunfold.report.grouping import Entry, Group
 from fedunfold.report.insights import ended, epochs_of, worst_client
-from fedunfold.report.text import plain
-from fedunfold.runs.federation_snapshot import ClientRecord, FederationRecord
-from fedunfold.runs.reader import Floats, RunRecord
+from fedunfold.runs.labels import plain
+from fedunfold.runs.schema import ClientRecord, FederationRecord, Floats, RunRecord
 
 MOST_ROWS = 500
 MOST_LABELS = 8
