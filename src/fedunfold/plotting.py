@@ -35,7 +35,7 @@ def accuracy(comparison: Comparison) -> Figure:
     _check(comparison, Comparison)
     figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
-        values = 100 * np.array([trial.accuracies for trial in result.trials])
+        values = 100 * np.array(result.curves)
         rounds = np.arange(1, values.shape[1] + 1)
         mean = values.mean(0)
         axes.plot(rounds, mean, label=f"{result.name}  {mean[-1]:.1f}", **_style(i, len(rounds)))

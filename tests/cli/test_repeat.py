@@ -138,7 +138,7 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
 ) -> None:
     fedunfold("learn", two_sites(), "--iterations", 4, "--out", "ran")
-    report = CallbackList.learning
+    report = CallbackList.on_outer_step
 
     def interrupted(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
         report(self, name, so_far, total)
@@ -146,7 +146,7 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(CallbackList, "learning", interrupted)
+        patched.setattr(CallbackList, "on_outer_step", interrupted)
         assert fedunfold("repeat", "ran", *out).code == 130
     folder = out[1] if out else "runs/repeat-ran"
     assert (tmp_path / folder / "settings.json").exists()

@@ -25,26 +25,26 @@ Federation = Callable[..., Path]
 
 def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
-    report = ProgressTracker.learning
+    report = ProgressTracker.on_outer_step
 
     def reported(self: ProgressTracker, method: str, so_far: LearnedWeights, total: int) -> None:
         report(self, method, so_far, total)
         if len(so_far.losses) == iterations:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ProgressTracker, "learning", reported)
+    monkeypatch.setattr(ProgressTracker, "on_outer_step", reported)
 
 
 def fail_in(method: str, trial: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure once this trial of a method has been told of."""
-    told = CallbackList.trial
+    told = CallbackList.on_trial_end
 
     def failing(self: CallbackList, name: str, done: int, trials: int, result: RunResult) -> None:
         told(self, name, done, trials, result)
         if (name, done) == (method, trial):
             raise failure
 
-    monkeypatch.setattr(CallbackList, "trial", failing)
+    monkeypatch.setattr(CallbackList, "on_trial_end", failing)
 
 
 def interrupted(*_: object, **__: object) -> None:

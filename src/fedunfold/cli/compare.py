@@ -119,7 +119,7 @@ def _compare(
                     device=device,
                     dtype=getattr(torch, dtype),
                     checkpoints=folder.checkpoints,
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 comparison, ending = progress.so_far(environment.name), _stopped(progress, folder.path)

@@ -68,7 +68,7 @@ def learn(
                     device=device,
                     dtype=getattr(torch, dtype),
                     checkpoint=folder.checkpoints / "learning.safetensors",
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 if not progress.learned:

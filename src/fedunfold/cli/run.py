@@ -73,7 +73,7 @@ def run(
                     device=device,
                     dtype=getattr(torch, dtype),
                     checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 if folder is None or not progress.rounds_made:

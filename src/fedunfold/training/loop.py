@@ -226,7 +226,7 @@ def run_rounds(
     digest: str = "",
     checkpoint: Path | None = None,
     checkpoint_seconds: float | None = 0.0,
-    on_round: Callable[[int, Evaluation], None] | None = None,
+    on_round: Callable[[int, Evaluation], bool | None] | None = None,
 ) -> RunResult:
     """Train a federation for some rounds under a weighting rule, testing after each.
 
@@ -286,7 +286,7 @@ def run_together(
     digest: str = "",
     checkpoint: Path | None = None,
     checkpoint_seconds: float | None = 0.0,
-    on_round: Callable[[int, Sequence[Evaluation]], None] | None = None,
+    on_round: Callable[[int, Sequence[Evaluation]], bool | None] | None = None,
 ) -> list[RunResult]:
     """`run_rounds` for several runs in step, which a federation that trains them together does faster."""
     algorithm = algorithm or Algorithm()

@@ -134,7 +134,7 @@ def learn(
     digest: str = "",
     checkpoint: Path | None = None,
     checkpoint_seconds: float | None = None,
-    on_iteration: Callable[[LearnedWeights], None] | None = None,
+    on_iteration: Callable[[LearnedWeights], bool | None] | None = None,
 ) -> LearnedWeights:
     """Learn Θ[T, K] for a federation; `on_iteration` gets what is learned so far after every step.
 
