@@ -212,7 +212,7 @@ def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpo
 def test_an_interrupted_reproduction_says_how_to_go_on(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedunfold.studies.reproduction.run_jobs", interrupted)
+    monkeypatch.setattr("fedunfold.studies.processes.run_jobs", interrupted)
     stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.startswith("stopped; the same command goes on from the records in")

@@ -23,8 +23,8 @@ from fedunfold.io.atomic import read_json
 from fedunfold.io.checkpoint import Checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.reader import list_files, read_settings
-from fedunfold.studies.reproduction.records import Records
-from fedunfold.studies.reproduction.studies import read_assignment
+from fedunfold.studies.cases import read_assignment
+from fedunfold.studies.records import StudyRecords
 from fedunfold.training.state import load_states
 from fedunfold.unfolding.state import Progress
 
@@ -151,12 +151,12 @@ def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
 
 def test_a_record_with_words_for_numbers(tmp_path: Path) -> None:
     from fedunfold.config import environment
-    from fedunfold.studies.reproduction.studies import StudyCase
+    from fedunfold.studies.cases import StudyCase
 
     case = StudyCase(environment("digits-flaky"))
     file = tmp_path / case.name / "fedavg" / "learning.json"
     write_record(file, {"seconds": "long"})
-    refused(lambda: Records(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
+    refused(lambda: StudyRecords(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
 
 
 def test_data_of_a_user_who_is_not_there() -> None:

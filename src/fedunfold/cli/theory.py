@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Theory
+    from fedunfold.studies.theory.quantities import Theory
 
 Run = Annotated[
     Path,
@@ -61,7 +61,8 @@ def theory(
     from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Constants, analyse_learned
+    from fedunfold.studies.theory.analysis import analyse_learned
+    from fedunfold.studies.theory.quantities import Constants
 
     constants = Constants(L=L, sigma=sigma, G=G, kappa=kappa, beta=beta, gap=gap)
     file = _weights_file(run, weights)

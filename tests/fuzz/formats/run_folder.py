@@ -13,7 +13,8 @@ from fedunfold.config import environment
 from fedunfold.core.errors import InputError
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.reader import list_files, read_settings
-from fedunfold.studies.theory import Constants, analyse_learned
+from fedunfold.studies.theory.analysis import analyse_learned
+from fedunfold.studies.theory.quantities import Constants
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood
 
