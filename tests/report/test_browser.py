@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from fedunfold.report import build, read_runs
+from fedunfold.report.render import build
+from fedunfold.runs.reader import read_runs
 from tests.report.test_render import HOSTILE, LINK
 from tests.support.run_records import write_run
 
