@@ -122,6 +122,7 @@ def test_the_page_about_parts_names_every_kind_of_them() -> None:
         assert f'[project.entry-points."{registry.group}"]' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=name_of)
 def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needed = NEEDS.get(name_of(page))
@@ -138,6 +139,7 @@ def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p) and name_of(p) not in OWN_TEST], ids=name_of)
 def test_command_lines(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (*GIVEN.get(name_of(page), ()), *command_lines(page)):
@@ -243,6 +245,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("the extra 'docs' is not installed")
