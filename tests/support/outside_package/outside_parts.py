@@ -91,7 +91,8 @@ class ClippedMean(Aggregator):
 
     def combine(self, updates: Tensor, coefficients: Tensor, layout: ParamLayout) -> Tensor:
         norms = updates.norm(dim=1, keepdim=True).clamp(min=self.norm)
-        return coefficients.to(updates) @ (updates * self.norm / norms)
+        clipped = updates * (self.norm / norms)
+        return torch.einsum("k,kd->d", coefficients.to(updates), clipped)
 
 
 @dataclass(frozen=True)
