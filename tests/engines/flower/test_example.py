@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 APP = Path(__file__).parents[3] / "examples" / "flower"
 sys.path.insert(0, str(APP))
 from simulate import stopped  # noqa: E402  (the app's folder is no package)
 
 
-@pytest.mark.slow
 def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> None:
     program = [sys.executable, str(APP / "simulate.py"), "iterations=1", f'folder="{tmp_path}"']
     ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)

@@ -11,7 +11,7 @@ from tests.support.everything import TOLERANCE, assert_same
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
