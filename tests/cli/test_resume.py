@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
+from typing import Any
 from fedunfold.io.atomic import FolderLock
 lock = FolderLock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -210,7 +212,7 @@ def test_ctrl_c_in_a_run_keeps_its_rounds(fedunfold: Command, tmp_path: Path, mo
 
     after = loop._next_round
 
-    def interrupted(*args: object) -> object:
+    def interrupted(*args: Any) -> object:
         if args[-1] == 2:
             raise KeyboardInterrupt
         return after(*args)

@@ -59,3 +59,11 @@ class DivergenceError(FedunfoldError, ArithmeticError):
     >>> issubclass(DivergenceError, ArithmeticError)
     True
     """
+
+
+class FederationError(FedunfoldError, ConnectionError):
+    """Clients of a federation over a network could not be reached, or too few of them could.
+
+    >>> issubclass(FederationError, ConnectionError)
+    True
+    """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.everything import TOLERANCE, assert_same
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

@@ -1,4 +1,4 @@
-"""The letters of a secure sum, and a client's and the server's next step with them."""
+"""The messages of a secure sum, and a client's and the server's next step with them."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -20,23 +20,23 @@ VECTOR = np.linspace(-1, 1, 5)
 
 @cache
 def _begun() -> tuple[Secrets, Secrets, protocol.KeyBroadcast, protocol.ShareDelivery]:
-    """Client a before it shares, after it has, and what it is told then."""
+    """Client a before it shares, after it has, and what it is sent then."""
     members = {key: SecAggClient(key) for key in KEYS}
-    opened = {key: member.advertise(protocol.SetupRequest(sum="s")) for key, member in members.items()}
-    roster = protocol.KeyBroadcast(
-        sum="s",
+    opened = {key: member.advertise(protocol.SetupRequest(sum_id="s")) for key, member in members.items()}
+    broadcast = protocol.KeyBroadcast(
+        sum_id="s",
         threshold=2,
         members=KEYS,
-        seal_keys=tuple(public.seal for _, public in opened.values()),
+        encryption_keys=tuple(public.encryption for _, public in opened.values()),
         mask_keys=tuple(public.mask for _, public in opened.values()),
     )
-    shared = {key: members[key].share(secrets, roster) for key, (secrets, _) in opened.items()}
-    embed_checksum = {key: dict(zip(found.members, found.shares, strict=True)) for key, (_, found) in shared.items()}
-    shares = (embed_checksum["b"]["a"], embed_checksum["c"]["a"])
+    shared = {key: members[key].share(secrets, broadcast) for key, (secrets, _) in opened.items()}
+    encrypted = {key: dict(zip(found.members, found.shares, strict=True)) for key, (_, found) in shared.items()}
+    shares = (encrypted["b"]["a"], encrypted["c"]["a"])
     delivery = protocol.ShareDelivery(
-        sum="s", members=("b", "c"), shares=shares, verb="train", array="updates", weight=0.5
+        sum_id="s", members=("b", "c"), shares=shares, message_type="train", array="updates", weight=0.5
     )
-    return opened["a"][0], shared["a"][0], roster, delivery
+    return opened["a"][0], shared["a"][0], broadcast, delivery
 
 
 def fuzz(data: bytes) -> bool:
@@ -52,7 +52,7 @@ def fuzz(data: bytes) -> bool:
         lambda: member.mask(shared, protocol.read(record, protocol.ShareDelivery), VECTOR),
         lambda: member.unmask(masked, protocol.read(record, protocol.SurvivorList)),
         lambda: _read_keys(record, "a"),
-        partial(protocol.read, record, protocol.SealedShares),
+        partial(protocol.read, record, protocol.EncryptedShares),
         partial(protocol.read, record, protocol.UnmaskShares),
     )
     names = (
@@ -64,24 +64,24 @@ def fuzz(data: bytes) -> bool:
         "SetupRequest",
         "PublicKeys",
         "KeyBroadcast",
-        "SealedShares",
+        "EncryptedShares",
     )
     return understood_by_any(steps, *names, "ShareDelivery", "SurvivorList", "UnmaskShares")
 
 
 def seeds() -> Mapping[str, bytes]:
-    """With keys of their own: `fuzz` has others, so a roster or delivery is refused, but only for that."""
+    """With keys of their own: `fuzz` has others, so a broadcast or delivery is refused, but only for that."""
     rng = random.Random(0)
-    _, _, roster, delivery = _begun()
-    keys = protocol.PublicKeys(seal=roster.seal_keys[0], mask=roster.mask_keys[0])
-    embed_checksum = protocol.SealedShares(commitment=rng.randbytes(32), members=("b", "c"), shares=delivery.shares)
+    _, _, broadcast, delivery = _begun()
+    keys = protocol.PublicKeys(encryption=broadcast.encryption_keys[0], mask=broadcast.mask_keys[0])
+    encrypted = protocol.EncryptedShares(commitment=rng.randbytes(32), members=("b", "c"), shares=delivery.shares)
     made = {
-        "opening": protocol.SetupRequest(sum="s"),
+        "setup": protocol.SetupRequest(sum_id="s"),
         "keys": keys,
-        "survivors": protocol.SurvivorList(sum="s", members=KEYS),
-        "sealed": embed_checksum,
+        "survivors": protocol.SurvivorList(sum_id="s", members=KEYS),
+        "encrypted": encrypted,
         "revealed": protocol.UnmaskShares(seeds=(b"1" * 33, b"2" * 33), keys=(b"3" * 49,)),
-        "refused-roster": roster,
+        "refused-broadcast": broadcast,
         "refused-delivery": delivery,
     }
-    return {name: on_wire(protocol.to_record(letter)) for name, letter in made.items()}
+    return {name: on_wire(protocol.to_record(payload)) for name, payload in made.items()}
