@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import FolderLock
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
 from fedunfold.training.compare import Comparison
-from fedunfold.training.loop import RunResult
 from tests.cli.conftest import Command, Outcome
 from tests.cli.test_bad_input import refused
 from tests.cli.test_write_faults import content

@@ -14,10 +14,10 @@ import pytest
 
 from fedunfold.cli.console import ProgressTracker
 from fedunfold.core.errors import DivergenceError
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
 from fedunfold.training import compare
-from fedunfold.training.loop import RunResult
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]

@@ -39,8 +39,8 @@ def test_a_module_and_its_vector() -> None:
     vector = torch.arange(16.0)
     load_model(module, vector)
     assert torch.equal(flatten_model(module), vector)
-    assert module[0].bias.tolist() == [6, 7]  # type: ignore[index, union-attr]
-    assert module[1].running_var.tolist() == [14, 15]  # type: ignore[index, union-attr]
+    assert module[0].bias.tolist() == [6, 7]  # type: ignore[index]
+    assert module[1].running_var.tolist() == [14, 15]  # type: ignore[index]
 
 
 def test_vectors_of_another_length_are_refused() -> None:

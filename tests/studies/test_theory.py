@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
 from fedunfold.studies.theory import (
     Constants,
     analyse,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-
 from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, sgd
+
 from fedunfold.studies.theory import Constants, Theory, analyse
 
 

@@ -15,10 +15,11 @@ from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.core.run_result import RunResult
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.rules import Rule, WeightingRule, dr, fedadp, fedfa, fixed, size, uniform
 from fedunfold.server import adam
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from tests.support.federations import (
     RUN,
     SIZES,
@@ -198,7 +199,7 @@ def test_results_and_callback() -> None:
     env = tiny(participation_probability=0.6)
     seen: list[tuple[int, Evaluation]] = []
     federation = simulated(env)
-    (result,) = run_rounds(federation, size(), env.rounds, on_round=lambda t, tests: seen.append((t, *tests)))
+    (result,) = run_rounds(federation, size(), env.rounds, on_round=lambda t, tests: seen.append((t, tests[0])))
     plain = Plain(env, mlp(env))
     assert result.participated.tolist() == [plain.participated(t) for t in range(3)]
     assert torch.equal(result.weights, torch.tensor([plain.shares] * 3, dtype=torch.float64))

@@ -13,11 +13,12 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Evaluation
 from fedunfold.core.parts import RoundDecision
+from fedunfold.core.run_result import RunResult
 from fedunfold.local import momentum, nova
 from fedunfold.rules import Rule, dr, fedadp, fedfa, rule, size
 from fedunfold.rules.size import size_shares
 from fedunfold.server import adam
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from tests.support.federations import simulated, tiny
 
 ENV = tiny(participation_probability=0.6, seed=3)

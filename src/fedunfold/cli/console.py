@@ -12,10 +12,10 @@ from rich.table import Table
 
 from fedunfold.cli.wording import with_flags
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
 from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)

@@ -43,12 +43,12 @@ class WriteError(FedunfoldError, OSError):
     """
 
 
-class FederationError(FedunfoldError):
+class FederationError(FedunfoldError, ConnectionError):
     """Clients over a network cannot be reached, do not answer in time, or answer what cannot be used.
 
     Settings and files are in order where it is raised: the same call may succeed when the network or the clients do.
 
-    >>> issubclass(FederationError, FedunfoldError) and not issubclass(FederationError, ValueError)
+    >>> issubclass(FederationError, ConnectionError) and not issubclass(FederationError, ValueError)
     True
     """
 
@@ -57,13 +57,5 @@ class DivergenceError(FedunfoldError, ArithmeticError):
     """Training left the finite numbers; the message names the round and the client.
 
     >>> issubclass(DivergenceError, ArithmeticError)
-    True
-    """
-
-
-class FederationError(FedunfoldError, ConnectionError):
-    """Clients of a federation over a network could not be reached, or too few of them could.
-
-    >>> issubclass(FederationError, ConnectionError)
     True
     """

@@ -14,6 +14,7 @@ from safetensors.torch import save as serialize
 from fedunfold import plotting
 from fedunfold.config import Environment
 from fedunfold.core.errors import DivergenceError, InputError, WriteError
+from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import kernel_name
 from fedunfold.engines.simulation.backends.cpu import is_built
 from fedunfold.io.atomic import (
@@ -29,7 +30,6 @@ from fedunfold.runs.federation_snapshot import FEDERATION, FederationRecord
 from fedunfold.runs.resume import UNFINISHED, ResumeDir, RunSpec
 from fedunfold.tracking.scalars import iteration_records, round_record
 from fedunfold.training.compare import Comparison, client_accuracies, trained_module
-from fedunfold.training.loop import RunResult
 from fedunfold.version import VERSION
 
 SETTINGS = "settings.json"

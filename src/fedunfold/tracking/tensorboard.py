@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial
-from fedunfold.training.loop import RunResult
 
 
 class TensorBoard(Callback):

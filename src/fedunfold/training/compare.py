@@ -13,6 +13,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory
+from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
 from fedunfold.core.text_table import TextTable
 from fedunfold.engines.simulation import SimulatedFederation
@@ -20,7 +21,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
 from fedunfold.tracking import Callback, Learner, callback_scope
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, learned_method, method
 from fedunfold.unfolding import Learning, check_learnable
 

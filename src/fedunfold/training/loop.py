@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import fingerprint
+from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
@@ -24,41 +25,6 @@ from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One run.
-
-    Attributes:
-        model: w^(T), [d].
-        weights: Θ as used, [T, K].
-        participated: Who participated, [T, K].
-        evaluations: The test after every round.
-        rejected: Clients whose updates were rejected.
-        warnings: What else is odd, a line each.
-
-    >>> import fedunfold as fu
-    >>> result = fu.run("digits-label-skew", "uniform-fedavg")
-    >>> result.weights[0].tolist()
-    [0.2, 0.2, 0.2, 0.2, 0.2]
-    """
-
-    model: Tensor
-    weights: Tensor
-    participated: Tensor
-    evaluations: tuple[Evaluation, ...]
-    rejected: tuple[RejectedUpdate, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        rounds, clients = self.weights.shape
-        return f"RunResult(rounds={rounds}, clients={clients}, accuracy={self.accuracies[-1]:.3f})"
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy after every round, as fractions."""
-        return [evaluation.accuracy for evaluation in self.evaluations]
 
 
 def run_rounds(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.io.checkpoint import DamagedError, first_difference, read_record, remove_checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.reproduction.studies import Setting, StudyCase
-from fedunfold.training.loop import RunResult
 from fedunfold.unfolding import Learning
 
 SETTING = "setting.json"

@@ -9,6 +9,7 @@ import torch
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
@@ -16,7 +17,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.reproduction.records import Records
 from fedunfold.studies.reproduction.studies import StudyCase, StudyRow
 from fedunfold.training.learn import device_of
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import learned_method
 from fedunfold.unfolding import learn
 
