@@ -71,6 +71,13 @@ def test_methods_with_different_numbers_of_trials() -> None:
     assert plotting.accuracy(stopped).axes[0].get_title(loc="left").endswith("mean ± sd of 1 to 2 trials")
 
 
+def test_a_trial_that_stopped_early_stays_where_it_was() -> None:
+    method = MethodResult("a", (result(0.5, 0.6, 0.7), result(0.7)))
+    assert method.rounds == pytest.approx([60.0, 65.0, 70.0])
+    (line,) = plotting.accuracy(Comparison("two-sites", 2, (method,))).axes[0].lines
+    assert line.get_ydata() == pytest.approx([60.0, 65.0, 70.0])
+
+
 @pytest.mark.parametrize(("given", "written"), [("loss", "loss.png"), ("loss.PDF", "loss.PDF"), ("a/b.svg", "a/b.svg")])
 def test_the_name_says_the_format(tmp_path: Path, given: str, written: str) -> None:
     plotting.save(plotting.outer_loss(learned(2)), tmp_path / given)

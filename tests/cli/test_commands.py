@@ -93,9 +93,9 @@ def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Calla
     "parts",
     [
         ("--rule", "dr:q=2", "--absent", "drop"),
-        ("--update", "prox:mu=0.1", "--server", "adam:lr=0.05", "--absent", "remember"),
-        ("--rule", "fedadp:beta=5", "--update", "momentum:rho=0.5"),
-        ("--rule", "fedfa", "--update", "accumulated-prox:mu=0.1", "--server", "yogi"),
+        ("--local", "prox:mu=0.1", "--server", "adam:lr=0.05", "--absent", "remember"),
+        ("--rule", "fedadp:beta=5", "--local", "momentum:rho=0.5"),
+        ("--rule", "fedfa", "--local", "accumulated-prox:mu=0.1", "--server", "yogi"),
         ("--method", "dr-fednova", "--dtype", "float64"),
     ],
 )

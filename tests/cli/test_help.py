@@ -15,7 +15,7 @@ from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.core import algorithm, messages
 from fedunfold.data.vision.files import StoredType
-from fedunfold.studies.reproduction import Setting, Study
+from fedunfold.studies.cases import Setting, Study
 from fedunfold.unfolding import Learning
 from tests.cli.conftest import Command
 

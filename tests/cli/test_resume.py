@@ -49,8 +49,8 @@ def crash(fedunfold: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
                 raise Crash
 
         with monkeypatch.context() as patched, pytest.raises(Crash):
-            patched.setattr(CallbackList, "learning", learning)
-            patched.setattr(CallbackList, "trial", trial)
+            patched.setattr(CallbackList, "on_outer_step", learning)
+            patched.setattr(CallbackList, "on_trial_end", trial)
             fedunfold(*command)
 
     return run
@@ -94,7 +94,7 @@ def test_a_run_goes_on(fedunfold: Command, tmp_path: Path, monkeypatch: pytest.M
     command = ("run", "mine.toml", "--server", "adam", "--absent", "remember", "--out")
     succeeded(fedunfold(*command, "whole"))
     with monkeypatch.context() as patched, pytest.raises(Crash):
-        patched.setattr("fedunfold.runs.folder.trained_module", raising(Crash()))
+        patched.setattr("fedunfold.runs.artifacts.trained_module", raising(Crash()))
         fedunfold(*command, "cut")
     succeeded(fedunfold(*command, "cut"))
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
@@ -190,7 +190,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
 ) -> None:
     """Also where no checkpoint was due yet."""
     monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 1000.0)
-    report = CallbackList.learning
+    report = CallbackList.on_outer_step
 
     def learning(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
         report(self, name, so_far, total)
@@ -201,7 +201,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
         whole, cut = (*command, "--out", f"{command[0]}-whole"), (*command, "--out", f"{command[0]}-cut")
         succeeded(fedunfold(*whole))
         with monkeypatch.context() as patched:
-            patched.setattr(CallbackList, "learning", learning)
+            patched.setattr(CallbackList, "on_outer_step", learning)
             assert fedunfold(*cut).code == 130
         assert "resuming from outer iteration 2 of" in succeeded(fedunfold(*cut)).err
         assert numbers(tmp_path / str(cut[-1])) == numbers(tmp_path / str(whole[-1]))

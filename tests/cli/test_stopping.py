@@ -25,26 +25,26 @@ Federation = Callable[..., Path]
 
 def interrupt_after(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as the signal it is, once so many outer iterations have been reported."""
-    report = ProgressTracker.learning
+    report = ProgressTracker.on_outer_step
 
     def reported(self: ProgressTracker, method: str, so_far: LearnedWeights, total: int) -> None:
         report(self, method, so_far, total)
         if len(so_far.losses) == iterations:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ProgressTracker, "learning", reported)
+    monkeypatch.setattr(ProgressTracker, "on_outer_step", reported)
 
 
 def fail_in(method: str, trial: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure once this trial of a method has been told of."""
-    told = CallbackList.trial
+    told = CallbackList.on_trial_end
 
     def failing(self: CallbackList, name: str, done: int, trials: int, result: RunResult) -> None:
         told(self, name, done, trials, result)
         if (name, done) == (method, trial):
             raise failure
 
-    monkeypatch.setattr(CallbackList, "trial", failing)
+    monkeypatch.setattr(CallbackList, "on_trial_end", failing)
 
 
 def interrupted(*_: object, **__: object) -> None:
@@ -188,6 +188,7 @@ def checkpoint_every_step(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.slow
 def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpoint_every_step: dict[str, str]) -> None:
     """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -212,7 +213,7 @@ def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpo
 def test_an_interrupted_reproduction_says_how_to_go_on(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedunfold.studies.reproduction.run_jobs", interrupted)
+    monkeypatch.setattr("fedunfold.studies.processes.run_jobs", interrupted)
     stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.startswith("stopped; the same command resumes from the records in")

@@ -96,6 +96,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=name_of)
 def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needed = NEEDS.get(name_of(page))
@@ -112,6 +113,7 @@ def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p) and name_of(p) not in OWN_TEST], ids=name_of)
 def test_command_lines(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (*GIVEN.get(name_of(page), ()), *command_lines(page)):
@@ -217,6 +219,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("the extra 'docs' is not installed")

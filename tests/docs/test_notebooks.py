@@ -27,6 +27,7 @@ def test_outputs_are_cleared(path: Path) -> None:
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     target = tmp_path / path.name

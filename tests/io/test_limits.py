@@ -22,9 +22,9 @@ from fedunfold.io import limits
 from fedunfold.io.atomic import parse_toml, read_json
 from fedunfold.io.checkpoint import Checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.folder import recorded, recorded_files
-from fedunfold.studies.reproduction.records import Records
-from fedunfold.studies.reproduction.studies import read_assignment
+from fedunfold.runs.reader import list_files, read_settings
+from fedunfold.studies.cases import read_assignment
+from fedunfold.studies.records import StudyRecords
 from fedunfold.training.state import load_states
 from fedunfold.unfolding.state import Progress
 
@@ -158,7 +158,8 @@ def test_hostile_json(tmp_path: Path, content: str) -> None:
     refused(lambda: read_json(file), "hostile.json")
     refused(lambda: read_assignment(file), "hostile.json")
     (tmp_path / "settings.json").write_text(content)
-    assert recorded(tmp_path) == {}
+    refused(lambda: read_settings(tmp_path), "settings.json")
+    assert list_files(tmp_path) == [tmp_path / "settings.json"]
 
 
 def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
@@ -169,12 +170,12 @@ def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
 
 def test_a_record_with_words_for_numbers(tmp_path: Path) -> None:
     from fedunfold.config import environment
-    from fedunfold.studies.reproduction.studies import StudyCase
+    from fedunfold.studies.cases import StudyCase
 
     case = StudyCase(environment("digits-flaky"))
     file = tmp_path / case.name / "fedavg" / "learning.json"
     write_record(file, {"seconds": "long"})
-    refused(lambda: Records(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
+    refused(lambda: StudyRecords(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
 
 
 def test_data_of_a_user_who_is_not_there() -> None:
@@ -292,7 +293,7 @@ def test_replacing_a_run_takes_away_nothing_outside_it(tmp_path: Path) -> None:
         None,
     ]
     (folder / "settings.json").write_text(json.dumps({"files": listed}))
-    for file in recorded_files(folder):
+    for file in list_files(folder):
         file.unlink()
     assert (outside / "mine").read_text() == "mine"
     assert sorted(file.name for file in folder.iterdir()) == ["folder"]
@@ -304,7 +305,7 @@ def test_a_run_folder_that_is_a_link(tmp_path: Path) -> None:
     for name in ("beside", "real/own", "real/mine"):
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    for file in recorded_files(tmp_path / "link"):
+    for file in list_files(tmp_path / "link"):
         file.unlink()
     assert (tmp_path / "beside").exists()
     assert [file.name for file in (tmp_path / "real").iterdir()] == ["mine"]

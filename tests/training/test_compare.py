@@ -38,8 +38,8 @@ def test_trials_are_batched_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyP
     heard: list[tuple[int, int]] = []
 
     class Hears(fu.Callback):
-        def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-            heard.append((trial, round))
+        def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
+            heard.append((trial, round_index))
 
     def noted(*given: Any, **more: Any) -> list[fu.RunResult]:
         asked.append(given[3])
@@ -48,7 +48,7 @@ def test_trials_are_batched_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyP
     apart = fu.compare(tiny(), "fedavg", trials=5)
     monkeypatch.setattr("fedunfold.training.compare.run_rounds", noted)
     monkeypatch.setattr(fu.SimulatedFederation, "max_parallel_runs", 2)
-    in_pairs = fu.compare(tiny(), "fedavg", trials=5, tracker=Hears(), checkpoints=tmp_path)
+    in_pairs = fu.compare(tiny(), "fedavg", trials=5, callback=Hears(), checkpoints=tmp_path)
     assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
     assert in_pairs.records() == apart.records()
     assert heard == [(trial, t) for pair in ((0, 1), (2, 3), (4,)) for t in range(3) for trial in pair]

@@ -64,7 +64,7 @@ def _compare(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_comparison
+    from fedunfold.runs.artifacts import of_comparison
     from fedunfold.training import compare
 
     ending: Stopped | FedunfoldError | None = None
@@ -79,7 +79,7 @@ def _compare(
                     device=options.device,
                     dtype=getattr(torch, options.dtype),
                     checkpoints=folder.checkpoints,
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 comparison, ending = progress.so_far(environment.name), _stopped(progress, folder.path)

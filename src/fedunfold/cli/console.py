@@ -76,20 +76,20 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def began(self, settings: Mapping[str, Any]) -> None:
+    def on_start(self, settings: Mapping[str, Any]) -> None:
         self._rounds = settings["rounds"] * settings.get("trials", 1)
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self.learned[method] = so_far
         task = self._task(f"{method}: learning weights", iterations)
         self._bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         task = self._task(f"{method}: rounds", self._rounds)
-        self.rounds_made = round + 1
-        self._bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %")
+        self.rounds_made = round_index + 1
+        self._bars.update(task, advance=1, note=f"{100 * evaluation.accuracy:.1f} %")
 
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
         # Rounds that were made before an interruption are not told of again.
         task = self._task(f"{method}: rounds", self._rounds)

@@ -34,7 +34,7 @@ def learn(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_learning
+    from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
     from fedunfold.training.learn import learn_weights
 
@@ -54,7 +54,7 @@ def learn(
                     device=options.device,
                     dtype=getattr(torch, options.dtype),
                     checkpoint=folder.checkpoints / "learning.safetensors",
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 if not progress.learned:

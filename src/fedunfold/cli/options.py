@@ -69,7 +69,7 @@ Rule = Annotated[
 Aggregator = Annotated[
     str | None,
     typer.Option(
-        "--aggregate",
+        "--aggregator",
         metavar="PART",
         help="Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.",
     ),
@@ -109,7 +109,7 @@ class Parts:
 
     local: Annotated[
         str | None,
-        typer.Option("--update", metavar="PART", help="Local update: sgd, prox:mu=0.01, nova, momentum:rho=0.9."),
+        typer.Option("--local", metavar="PART", help="Local optimiser: sgd, prox:mu=0.01, nova, momentum:rho=0.9."),
     ] = None
     server: Annotated[
         str | None,

@@ -36,7 +36,7 @@ def run(
     import torch
 
     from fedunfold.cli import console, trackers
-    from fedunfold.runs.folder import of_run
+    from fedunfold.runs.artifacts import of_run
     from fedunfold.training import compare, methods
 
     if mapped and weights is None:
@@ -60,7 +60,7 @@ def run(
                     device=options.device,
                     dtype=getattr(torch, options.dtype),
                     checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
-                    tracker=tracker,
+                    callback=tracker,
                 )
             except KeyboardInterrupt:
                 if folder is None or not progress.rounds_made:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Theory
+    from fedunfold.studies.theory.quantities import Theory
 
 Run = Annotated[
     Path,
@@ -61,7 +61,8 @@ def theory(
     from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Constants, analyse_learned
+    from fedunfold.studies.theory.analysis import analyse_learned
+    from fedunfold.studies.theory.quantities import Constants
 
     constants = Constants(L=L, sigma=sigma, G=G, kappa=kappa, beta=beta, gap=gap)
     file = _weights_file(run, weights)
@@ -95,7 +96,7 @@ def theory(
 def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.core.registry import unknown
     from fedunfold.io.atomic import is_folder, is_plain_file
-    from fedunfold.runs.folder import MODEL
+    from fedunfold.runs.schema import MODEL
 
     if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")

@@ -46,7 +46,7 @@ class WriteError(FedunfoldError, OSError):
 class FederationError(FedunfoldError, ConnectionError):
     """Clients over a network cannot be reached, do not answer in time, or answer what cannot be used.
 
-    Settings and files are in order where it is raised: the same call may succeed when the network or the clients do.
+    Settings and files are in order where it is raised: the same call may succeed once the network or the clients do.
 
     >>> issubclass(FederationError, ConnectionError) and not issubclass(FederationError, ValueError)
     True

@@ -72,9 +72,6 @@ BATCH = Limit("BATCH", 10**9, "samples a minibatch")  # rows are counted in 32 b
 WIDTH = Limit("WIDTH", 100_000, "units in a hidden layer")
 LAYERS = Limit("LAYERS", 100, "hidden layers")
 PARAMETERS = Limit("PARAMETERS", 250_000_000, "parameters of a model")  # 1 GB, and as much for every client at work
-TABLE_NUMBERS = Limit("TABLE_NUMBERS", 10**8, "numbers of a table")  # 800 MB while they are worked on
-TABLE_CLASSES = Limit("TABLE_CLASSES", 1000, "classes in a column")  # more are an identifier or a measurement
-TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more are names or remarks, no categories
 FEATURES = Limit("FEATURES", 10_000_000, "features a sample")  # a remote client says how many, and a model is made
 CLIENT_SAMPLES = Limit("CLIENT_SAMPLES", 10**9, "samples of a client")  # what a remote client may register
 DIMENSIONS = Limit("DIMENSIONS", 8, "dimensions of a sample")  # of a remote client's; numpy ends at 64
@@ -92,6 +89,7 @@ FEDERATION_BYTES = Limit("FEDERATION_BYTES", 2**26, "bytes of a federation's rec
 WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py
-
-CLIENT_SAMPLES = Limit("CLIENT_SAMPLES", 10**9, "samples of a client")  # what a remote client may register
-DIMENSIONS = Limit("DIMENSIONS", 8, "dimensions of a sample")  # of a remote client's; numpy ends at 64
+FEDERATION_BYTES = Limit(
+    "FEDERATION_BYTES", 2**26, "bytes of a federation's record"
+)  # counts for each client and class
+WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration

@@ -19,7 +19,8 @@ from fedunfold.core.text_table import TextTable
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
-from fedunfold.tracking import Callback, Learner, callback_scope
+from fedunfold.tracking import Callback, CallbackList, callback_scope
+from fedunfold.tracking.callback import OuterStepRelay
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, learned_method, method
@@ -71,10 +72,15 @@ class MethodResult:
         return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
 
     @property
+    def curves(self) -> list[list[float]]:
+        """Accuracy after every round, as a fraction, of every trial; one that stopped early stays at its last."""
+        rounds = max(len(trial.accuracies) for trial in self.trials)
+        return [trial.accuracies + trial.accuracies[-1:] * (rounds - len(trial.accuracies)) for trial in self.trials]
+
+    @property
     def rounds(self) -> list[float]:
         """Mean accuracy after every round, in percent."""
-        per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
-        return [100 * statistics.fmean(values) for values in per_round]
+        return [100 * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
 
     @property
     def worst_class(self) -> float:
@@ -158,7 +164,7 @@ def run(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> RunResult:
     """Train an environment's federation once.
 
@@ -171,7 +177,7 @@ def run(
         device: ``cpu`` or ``cuda``.
         dtype: The precision of the models.
         checkpoint: A file from which an interrupted run is resumed.
-        tracker: Called after every round.
+        callback: Called after every round; it may stop the run there.
 
     Returns:
         The run.
@@ -192,7 +198,7 @@ def run(
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     rule = _fitting(chosen.rule, federation, model)
     settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
-    with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
+    with callback_scope(callback, {**described("run", env, env.load(), device, dtype), **settings}) as callbacks:
         (result,) = run_rounds(
             federation,
             rule,
@@ -202,11 +208,11 @@ def run(
             digest=digest_of(federation, model),
             checkpoint=checkpoint,
             checkpoint_seconds=None,
-            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen[0]),
+            on_round=lambda t, seen: callbacks.on_round_end(chosen.name, trial, t, seen[0]),
         )
-        heard.trial(chosen.name, trial, 1, result)
+        callbacks.on_trial_end(chosen.name, trial, 1, result)
         last = result.evaluations[-1]
-        heard.table([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+        callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
     return result
 
 
@@ -270,7 +276,7 @@ def compare(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoints: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> Comparison:
     """Run every method several times, each trial with its own initial model, minibatches and absences.
 
@@ -286,7 +292,7 @@ def compare(
         device: ``cpu`` or ``cuda``.
         dtype: The precision of the models.
         checkpoints: A folder from which an interrupted comparison is resumed.
-        tracker: Called after every outer iteration, round and trial.
+        callback: Called after every outer iteration, round and trial; it may stop what is being computed.
 
     Returns:
         The comparison.
@@ -325,7 +331,8 @@ def compare(
     }
     digest = digest_of(federation, model)
     results = []
-    with callback_scope(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
+    settings = {**described("compare", env, federation.data, device, dtype), **settings}
+    with callback_scope(callback, settings) as callbacks:
         for position, entry in enumerate(chosen):
             rule, algorithm = entry.rule, entry.algorithm
             if rule is None:
@@ -337,15 +344,15 @@ def compare(
                     device=device,
                     dtype=dtype,
                     checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
-                    tracker=Learner(heard, entry.name),
+                    callback=OuterStepRelay(callbacks, entry.name),
                 )
                 algorithm = rule.algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, federation, model)
-            kept = checkpoints and checkpoints / str(position)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
+            saved = checkpoints and checkpoints / str(position)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, saved)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
         comparison = Comparison(env.name, trials, tuple(results))
-        heard.table([result.as_row() for result in comparison.methods])
+        callbacks.on_results([result.as_row() for result in comparison.methods])
     return comparison
 
 
@@ -355,22 +362,23 @@ def _trials(
     rule: WeightingRule,
     algorithm: Algorithm,
     trials: int,
-    heard: Callback,
+    callbacks: CallbackList,
     digest: str,
-    kept: Path | None,
+    saved: Path | None,
 ) -> tuple[RunResult, ...]:
     """All trials of a method, as many together as the federation says is worth it.
 
-    `kept` is how the names of their checkpoints begin.
+    `saved` is how the names of their checkpoints begin.
     """
     rounds = federation.environment.rounds
     runs: list[RunResult] = []
     names = [f"trial-{trial}" for trial in range(trials)]
     for first in range(0, trials, federation.max_parallel_runs):
 
-        def tell(t: int, tests: Sequence[Evaluation], first: int = first) -> None:
-            for trial, seen in enumerate(tests, first):
-                heard.round(name, trial, t, seen)
+        def report(t: int, tests: Sequence[Evaluation], first: int = first) -> bool:
+            """Whether every one of the trials is to stop."""
+            stops = [callbacks.on_round_end(name, trial, t, test) for trial, test in enumerate(tests, first)]
+            return all(stops)
 
         outcomes = run_rounds(
             federation,
@@ -379,12 +387,12 @@ def _trials(
             names[first : first + federation.max_parallel_runs],
             algorithm=algorithm,
             digest=digest,
-            checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
+            checkpoint=saved and saved.with_name(f"{saved.name}-trial-{first}.safetensors"),
             checkpoint_seconds=None,
-            on_round=tell,
+            on_round=report,
         )
         for outcome in outcomes:
-            heard.trial(name, len(runs), trials, outcome)
+            callbacks.on_trial_end(name, len(runs), trials, outcome)
             runs.append(outcome)
     return tuple(runs)
 

@@ -53,7 +53,7 @@ def learn_weights(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
 
@@ -66,7 +66,7 @@ def learn_weights(
         device: ``cpu`` or ``cuda``.
         dtype: The precision of the models.
         checkpoint: A file from which an interrupted run is resumed.
-        tracker: Called after every outer iteration.
+        callback: Called after every outer iteration; it may stop learning there.
 
     Returns:
         The learned weights Θ[t, k], with their history.
@@ -89,7 +89,7 @@ def learn_weights(
     check_learnable(algorithm)
     check_learning(learning)
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
-    with callback_scope(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
+    with callback_scope(callback, {**described("learn", env, data, device, dtype), **settings}) as callbacks:
         learned = learn(
             federation,
             env.rounds,
@@ -97,14 +97,14 @@ def learn_weights(
             learning=learning,
             digest=digest_of(federation, model),
             checkpoint=checkpoint,
-            on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
+            on_iteration=lambda so_far: callbacks.on_outer_step(LearnedWeights.name, so_far, learning.iterations),
         )
-        heard.table([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+        callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
     return learned
 
 
 def described(command: str, env: Environment, data: FederatedData, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """What a tracker is given about every run: the federation and what it is computed on."""
+    """What a callback is given about every run: the federation and what it is computed on."""
     return {
         "command": command,
         "environment": env.name,

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "examples" / "flower"))
 from deploy import CLIENT_IDS, Deployment, write_node_key  # noqa: E402  (the app's folder is no package)
 from simulate import APP  # noqa: E402
 
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 SETTINGS = f'clients="{" ".join(CLIENT_IDS)}" classes=10 hidden="32" epochs=2 batch-size=10 lr=0.05'
 """The digits again, this time as the clients' own data."""
 

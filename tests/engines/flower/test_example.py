@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 APP = Path(__file__).parents[3] / "examples" / "flower"
 sys.path.insert(0, str(APP))
 from simulate import stopped  # noqa: E402  (the app's folder is no package)

@@ -11,6 +11,8 @@ from tests.support.everything import TOLERANCE, assert_same
 
 ROOT = Path(__file__).parents[3]
 
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 def test_models_gradients_and_weights_are_the_engines(tmp_path: Path, precision: str) -> None:

@@ -36,7 +36,7 @@ count = 2
 SPECS = ("dr:q=1", "dr:q=2,loss=start", "fedadp:beta=7", "prox:mu=0.1", "momentum:rho=0.9", "adam:lr=0.01", "fedfa")
 ODD = (*map(str, NUMBERS), *SPECS, *TEXTS, "nan", "inf", "-1e-9", "dr:q=nan", "prox:mu=inf", "dr:q=1e308")
 SEEDS = {
-    "run": "run\ntiny.toml\n--rule\ndr:q=1\n--update\nprox:mu=0.1\n--server\nadam:lr=0.01",
+    "run": "run\ntiny.toml\n--rule\ndr:q=1\n--local\nprox:mu=0.1\n--server\nadam:lr=0.01",
     "run-json": "run\ntiny.toml\n--method\nfednova\n--rounds\n2\n--seed\n3\n--trial\n1\n--format\njson",
     "compare": "compare\ntiny.toml\n--methods\nfedavg,dr-fedavg\n--trials\n1\n--out\nout\n--overwrite",
     "learn": "learn\ntiny.toml\n--iterations\n1\n--outer-lr\n0.1\n--kl-weight\n0.1\n--num-samples\n1\n"

@@ -8,7 +8,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.local_client import LocalClient
-from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
+from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.secagg.handlers import add_secagg_handlers
 from fedunfold.engines.flower.wire import read_instruction, registration_record, reply_record
 
@@ -35,9 +35,6 @@ def client_app(open_client: OpenClient) -> ClientApp:
     add_registration(app, lambda context: open_client(context).register())
     add_secagg_handlers(app, open_client)
 
-    def reply(message: Message, answer: Callable[[TrainInstruction, Arrays], ClientReply]) -> Message:
-        return Message(reply_record(answer(*read_instruction(message.content))), reply_to=message)
-
     def openly(context: Context) -> LocalClient:
         client = open_client(context)
         if context.node_config.get(SECURE) or context.run_config.get(SECURE):
@@ -47,30 +44,19 @@ def client_app(open_client: OpenClient) -> ClientApp:
             )
         return client
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return reply(message, openly(context).train)
+    def handler(message_type: MessageType, find: OpenClient) -> ClientAppCallable:
+        def handle(message: Message, context: Context) -> Message:
+            answer: Callable[[TrainInstruction, Arrays], ClientReply] = getattr(find(context), message_type)
+            return Message(reply_record(answer(*read_instruction(message.content))), reply_to=message)
 
-    @app.query("vjp")
-    def vjp(message: Message, context: Context) -> Message:
-        return reply(message, openly(context).vjp)
+        return handle
 
-    @app.query("outer_loss")
-    def outer_loss(message: Message, context: Context) -> Message:
-        return reply(message, openly(context).outer_loss)
-
-    @app.query("measure")
-    def measure(message: Message, context: Context) -> Message:
-        return reply(message, open_client(context).measure)
-
-    @app.query("inner_products")
-    def inner_products(message: Message, context: Context) -> Message:
-        return reply(message, open_client(context).inner_products)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return reply(message, open_client(context).evaluate)
-
+    app.train()(handler("train", openly))
+    app.query("vjp")(handler("vjp", openly))
+    app.query("outer_loss")(handler("outer_loss", openly))
+    app.query("measure")(handler("measure", open_client))
+    app.query("inner_products")(handler("inner_products", open_client))
+    app.evaluate()(handler("evaluate", open_client))
     return app
 
 

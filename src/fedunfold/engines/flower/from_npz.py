@@ -1,6 +1,5 @@
 """Clients with custom data: an .npz with x and y beside every SuperNode, and a server that sees none of them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -98,29 +97,13 @@ def federation_from_config(
     shape = transport.registrations()[0].feature_shape
     # The clients' samples are not here: a row of zeros stands for each.
     nothing = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64)
-    env = _environment(config, dict.fromkeys(config.client_ids, nothing), tested or nothing)
+    settings = {name: value for name, value in config if name != "client_ids"}
+    clients = dict.fromkeys(config.client_ids, nothing)
+    env = Environment.from_arrays(clients, tested or nothing, name="custom-data", **settings)
     model = model_factory(config.model, shape, config.classes)
     evaluate = SimulatedFederation(env, dtype=dtype).evaluate if tested else None
     kind = SecureFederation if secure_aggregation else RemoteFederation
     return kind(transport, env, model, evaluate, dtype=dtype)
-
-
-def _environment(
-    config: FederationConfig, clients: Mapping[str, tuple[Features, Labels]], test: tuple[Features, Labels]
-) -> Environment:
-    return Environment.from_arrays(
-        clients,
-        test,
-        rounds=config.rounds,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        epochs=config.epochs,
-        model=config.model,
-        classes=config.classes,
-        clients_per_round=config.clients_per_round,
-        seed=config.seed,
-        name="custom-data",
-    )
 
 
 def _samples(path: str | Path, classes: int) -> tuple[Features, Labels]:

@@ -115,16 +115,10 @@ def merge_replies(
     client_ids = tuple(client.client_id for client in clients)
     participated = participation.participating & np.array([client_id in replies for client_id in client_ids])
     trained = [client_ids[k] for k in np.flatnonzero(participated)]
-    own = [replies[client_id] for client_id in trained]
-
-    def numbers(name: Metric) -> Tensor | None:
-        if name not in request.required_metrics:
-            return None
-        found = [replies[key].metrics[name] if key in replies else math.nan for key in client_ids]
-        return torch.tensor(found, dtype=torch.float64)
+    numbers = {client_id: reply.metrics for client_id, reply in replies.items()}
 
     def rows(name: str) -> Tensor:
-        found = [reply.arrays[name] for reply in own if name in reply.arrays]
+        found = [replies[key].arrays[name] for key in trained if name in replies[key].arrays]
         return torch.stack(found) if found else request.model.new_empty(0, len(request.model))
 
     return ClientUpdates(
@@ -135,15 +129,36 @@ def merge_replies(
         num_steps=torch.from_numpy(np.where(participated, num_steps, 0)),
         updates=OpenUpdates(torch.from_numpy(np.flatnonzero(participated)), rows("updates")),
         cohort=torch.from_numpy(participation.cohort),
-        metrics=ClientMetrics(
-            numbers("loss"),
-            numbers("start_loss"),
-            numbers("accuracy"),
-            rows("gradients") if "gradients" in request.required_metrics else None,
-        ),
+        metrics=client_metrics(request.required_metrics, client_ids, numbers, rows("gradients")),
         outer=_outer_terms(request, replies, trained),
         layout=layout,
         rejected=rejected,
+    )
+
+
+def client_metrics(
+    required: frozenset[Metric],
+    client_ids: Sequence[str],
+    numbers: Mapping[str, Mapping[str, float]],
+    gradients: Tensor,
+) -> ClientMetrics:
+    """What clients reported beside their updates, where it is required; NaN for those who reported nothing.
+
+    Args:
+        required: What is required.
+        client_ids: All K clients.
+        numbers: What each reported, by client and metric.
+        gradients: Sums of local gradients of those who trained, [P, d].
+    """
+
+    def column(name: Metric) -> Tensor | None:
+        if name not in required:
+            return None
+        found = [numbers[key][name] if key in numbers else math.nan for key in client_ids]
+        return torch.tensor(found, dtype=torch.float64)
+
+    return ClientMetrics(
+        column("loss"), column("start_loss"), column("accuracy"), gradients if "gradients" in required else None
     )
 
 

@@ -44,20 +44,12 @@ def _received(registry: Registry[Kind]) -> Callable[[Any], Kind]:
     return make
 
 
-def _as_description(part: Part | None) -> dict[str, Any] | None:
-    return None if part is None else part.describe()
+def _describe(part: Part) -> dict[str, Any]:
+    return part.describe()
 
 
-def _optional(make: Callable[[Any], Kind]) -> Callable[[Any], Kind | None]:
-    return lambda given: None if given is None else make(given)
-
-
-Optimizer = Annotated[
-    LocalOptimizer, PlainValidator(_received(LOCAL_OPTIMIZERS)), PlainSerializer(_as_description, return_type=dict)
-]
-Outer = Annotated[
-    OuterLoss | None, PlainValidator(_optional(_received(OUTER_LOSSES))), PlainSerializer(_as_description)
-]
+Optimizer = Annotated[LocalOptimizer, PlainValidator(_received(LOCAL_OPTIMIZERS)), PlainSerializer(_describe)]
+Outer = Annotated[OuterLoss, PlainValidator(_received(OUTER_LOSSES)), PlainSerializer(_describe)]
 
 
 class TrainInstruction(Settings):
@@ -87,7 +79,7 @@ class TrainInstruction(Settings):
     epochs: Annotated[Count, AfterValidator(EPOCHS.check)]
     optimizer: Optimizer
     required_metrics: tuple[Metric, ...] = ()
-    outer: Outer = None
+    outer: Outer | None = None
     path_gradient: bool = False
     trains: bool = True
     step_scale: float = 1.0

@@ -10,19 +10,17 @@
 Clients repeat the round from its seed for every message about it, and store nothing of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import ClientUpdates, Evaluation, OuterLossResult, OuterTerms, TrainRequest
-from fedunfold.core.params import ModelFactory
+from fedunfold.core.messages import ClientUpdates, OuterLossResult, OuterTerms, TrainRequest
 from fedunfold.core.participation import Participation
-from fedunfold.engines.flower.replies import expected_reply
+from fedunfold.engines.flower.replies import expected_reply, merge_replies
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.secagg.protocol import SummedMessage
 from fedunfold.engines.flower.secagg.server import Exchange, SumProtocol, SumResult, SumTerm
@@ -51,22 +49,12 @@ class SecureFederation(RemoteFederation):
 
     Args:
         transport: Carries messages to the clients, those of secure sums too.
-        environment: As for `RemoteFederation`.
-        model: Builds a fresh model.
-        evaluate: Tests models; where it is None the clients do.
-        dtype: The type of the models.
+        *more: As for `RemoteFederation`.
+        **named: As for `RemoteFederation`.
     """
 
-    def __init__(
-        self,
-        transport: SecureTransport,
-        environment: Environment,
-        model: ModelFactory,
-        evaluate: Callable[[Sequence[Tensor]], Sequence[Evaluation]] | None,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(transport, environment, model, evaluate, dtype=dtype)
+    def __init__(self, transport: SecureTransport, *more: Any, **named: Any) -> None:
+        super().__init__(transport, *more, **named)
         self._exchange = transport.exchange
         # By run and round: absent clients whose outer loss has been counted, and whose gradient is still to come.
         self._pending: dict[tuple[str, int], list[str]] = {}
@@ -97,7 +85,8 @@ class SecureFederation(RemoteFederation):
             replies, gradient = found.replies, self._vector(found)
         else:
             replies = self._request("measure", request, recipients, participation, rejected=rejected)
-        report = self._merge(request, participation, replies, rejected)
+        steps = self._num_steps(request.round)
+        report = merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
         if along_path and not request.path_gradient:
             absent = [client_id for client_id in self._named(participation.absent) if client_id in replies]
             if bool(report.participated.any()):

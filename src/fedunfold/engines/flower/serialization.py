@@ -83,22 +83,11 @@ class RecordLayout:
         if set(record) != set(self.shapes):
             odd = sorted(set(record) ^ set(self.shapes))
             raise InputError(f"has other arrays than were sent ('{odd[0]}')")
+        arrays = {name: self._checked(record[name], name) for name in self.shapes}
         wide = any(self.types[name] == np.float64 for name in self._averaged)
-        pieces, others = [], {}
-        others_last = [*self._averaged, *(name for name in self.shapes if self.types[name].kind != "f")]
-        for name in others_last:
-            shape, values = self.shapes[name], read_array(record[name], name)
-            averaged = self.types[name].kind == "f"
-            if values.shape != shape or (values.dtype.kind != "f" if averaged else values.dtype != self.types[name]):
-                raise InputError(
-                    f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of "
-                    f"{list(shape)} and {self.types[name]}"
-                )
-            if averaged:
-                pieces.append(torch.from_numpy(values.reshape(-1)).to(torch.float64 if wide else torch.float32))
-            else:
-                others[name] = record[name]
-        return torch.cat(pieces), others
+        dtype = torch.float64 if wide else torch.float32
+        pieces = [torch.from_numpy(arrays[name].reshape(-1)).to(dtype) for name in self._averaged]
+        return torch.cat(pieces), {name: record[name] for name in self.shapes if name not in self._averaged}
 
     def record(self, model: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
         """The vector as named arrays, in the types they came in, with the others beside them."""
@@ -112,6 +101,16 @@ class RecordLayout:
                 for name, shape in self.shapes.items()
             }
         )
+
+    def _checked(self, array: Array, name: str) -> np.ndarray:
+        values, shape, dtype = read_array(array, name), self.shapes[name], self.types[name]
+        fits = values.dtype.kind == "f" if dtype.kind == "f" else values.dtype == dtype
+        if values.shape != shape or not fits:
+            raise InputError(
+                f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of {list(shape)} and "
+                f"{dtype}"
+            )
+        return values
 
     @cached_property
     def params(self) -> ParamLayout:

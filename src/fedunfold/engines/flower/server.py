@@ -122,7 +122,8 @@ class RemoteFederation:
         participation, rejected = self._participation(request), dict[str, str]()
         recipients = self._recipients(request, participation)
         replies = self._request("train", request, recipients, participation, rejected=rejected)
-        return self._merge(request, participation, replies, rejected)
+        steps = self._num_steps(request.round)
+        return merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
 
     def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
         trained = self._named(participated.numpy())
@@ -245,16 +246,6 @@ class RemoteFederation:
         epochs = np.array([epochs_at(client.epochs, t) for client in self.environment.clients])
         steps: np.ndarray = epochs * -(-self._num_examples // self.environment.batch_size)
         return steps
-
-    def _merge(
-        self,
-        request: TrainRequest,
-        participation: Participation,
-        replies: Mapping[str, ClientReply],
-        rejected: Mapping[str, str],
-    ) -> ClientUpdates:
-        steps = self._num_steps(request.round)
-        return merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
 
     def _warn_of_missing(self, request: TrainRequest, expected: Sequence[str], replies: Mapping[str, object]) -> None:
         if missing := [client_id for client_id in expected if client_id not in replies]:

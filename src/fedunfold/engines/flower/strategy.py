@@ -26,12 +26,12 @@ from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usabl
 from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
-from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUpdates
+from fedunfold.core.messages import ClientUpdates, Metric, OpenUpdates
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
-from fedunfold.engines.flower.replies import is_possible
+from fedunfold.engines.flower.replies import client_metrics, is_possible
 from fedunfold.engines.flower.serialization import RecordLayout
-from fedunfold.engines.flower.wire import MESSAGE_TYPES, read_registration
+from fedunfold.engines.flower.wire import flower_type, read_registration
 from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
@@ -227,7 +227,7 @@ class WeightedStrategy(FedAvg):
         online = set(grid.get_node_ids())
         self._client_ids = {node: client_id for node, client_id in self._client_ids.items() if node in online}
         unknown = [node for node in nodes if node not in self._client_ids]
-        messages = [Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in unknown]
+        messages = [Message(RecordDict(), node, flower_type("register")) for node in unknown]
         replies = grid.send_and_receive(messages, timeout=self._registration_timeout) if messages else []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -300,14 +300,9 @@ class WeightedStrategy(FedAvg):
         rows = torch.stack(deltas) if deltas else model.new_empty(0, len(model))
         sampled = {self._name(node) for node in run.sampled}
 
-        def numbers(metric: Metric) -> Tensor | None:
-            if metric not in self.rule.required_metrics:
-                return None
-            found = [updates[key].numbers[metric] if key in updates else math.nan for key in client_ids]
-            return torch.tensor(found, dtype=torch.float64)
-
+        numbers = {client_id: update.numbers for client_id, update in updates.items()}
         # Up to the learning rate, which all clients share and angles do not see.
-        gradients = -run.layout.params.params(rows) if "gradients" in self.rule.required_metrics else None
+        gradients = -run.layout.params.params(rows)
         return ClientUpdates(
             round=run.round,
             client_ids=client_ids,
@@ -316,7 +311,7 @@ class WeightedStrategy(FedAvg):
             num_steps=torch.zeros(len(client_ids), dtype=torch.long),
             updates=OpenUpdates(torch.tensor(trained, dtype=torch.long), rows),
             cohort=torch.tensor([client_id in sampled for client_id in client_ids], dtype=torch.bool),
-            metrics=ClientMetrics(numbers("loss"), numbers("start_loss"), numbers("accuracy"), gradients),
+            metrics=client_metrics(self.rule.required_metrics, client_ids, numbers, gradients),
             layout=run.layout.params,
         )
 

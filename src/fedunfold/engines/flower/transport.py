@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, SumStage
 from fedunfold.engines.flower.server import Messages, Replies
-from fedunfold.engines.flower.wire import MESSAGE_TYPES, instruction_record, read_registration, read_reply
+from fedunfold.engines.flower.wire import flower_type, instruction_record, read_registration, read_reply
 
 log = logging.getLogger("fedunfold")
 
@@ -86,7 +86,7 @@ class FlowerTransport:
         """
         self._update_nodes()
         messages = [
-            Message(content, self._nodes[client_id], MESSAGE_TYPES[message_type])
+            Message(content, self._nodes[client_id], flower_type(message_type))
             for client_id, content in contents.items()
             if client_id in self._nodes
         ]
@@ -136,7 +136,7 @@ class FlowerTransport:
     def _send_register(self, nodes: Collection[int]) -> set[int]:
         """Have nodes register; their replies are read when nodes are updated next."""
         if nodes:
-            self._registering |= self._push([Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in nodes])
+            self._registering |= self._push([Message(RecordDict(), node, flower_type("register")) for node in nodes])
         return set(nodes)
 
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:

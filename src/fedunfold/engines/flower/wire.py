@@ -25,21 +25,13 @@ from fedunfold.engines.flower.schema import (
 from fedunfold.engines.flower.serialization import tensors
 from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
 
-MESSAGE_TYPES: dict[MessageType | SumStage, str] = {
-    "register": "query.register",
-    "train": "train",
-    "vjp": "query.vjp",
-    "outer_loss": "query.outer_loss",
-    "evaluate": "evaluate",
-    "measure": "query.measure",
-    "inner_products": "query.inner_products",
-    "advertise": "query.advertise",
-    "share": "query.share",
-    "mask": "query.mask",
-    "unmask": "query.unmask",
-}
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 INSTRUCTION = "instruction"
+
+
+def flower_type(message_type: MessageType | SumStage) -> str:
+    """Flower's name for a type of message."""
+    return message_type if message_type in ("train", "evaluate") else f"query.{message_type}"
 
 
 def instruction_record(instruction: TrainInstruction, arrays: Arrays) -> RecordDict:

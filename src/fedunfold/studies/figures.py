@@ -8,33 +8,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedunfold.config import Environment
-from fedunfold.plotting import COLOURS, MARKERS
-from fedunfold.rules.learned import LearnedWeights
-from fedunfold.studies.paper.tables import rate_fit, rate_points
-from fedunfold.studies.reproduction import Records, StudyCase, StudyRow
+from fedunfold.plotting import COLOURS, draw_curves, line_style
+from fedunfold.studies.records import CaseRecords, curves
+from fedunfold.studies.tables import rate_fit, rate_points
 
 SHOWN = ("fedavg", "dr-fedavg", "duw-fedavg", "fednova-remember", "fedunfold")
 
 
-def composite(studied: Sequence[tuple[StudyCase, Sequence[StudyRow]]], records: Records) -> Figure:
+def composite(studied: Sequence[CaseRecords]) -> Figure:
     """For every environment: who holds what, test accuracy per round, learned weights per round."""
     figure = Figure(figsize=(13, 3.1 * len(studied)), layout="constrained")
     rows = figure.subplots(len(studied), 3, squeeze=False)
-    for (case, entries), (data, accuracy, weights) in zip(studied, rows, strict=True):
-        _distribution(data, case.env)
-        _accuracies(accuracy, case, entries, records)
-        learned = records.weights(case, "duw-fedavg")
-        if learned is not None:
-            _weights(weights, learned)
+    for seen, (data, accuracy, weights) in zip(studied, rows, strict=True):
+        _draw_data(data, seen.case.env)
+        _draw_accuracies(accuracy, seen)
+        _draw_weights(weights, seen)
         for axes, title in ((data, "data"), (accuracy, "test accuracy (%)"), (weights, "learned weights (DUW)")):
-            axes.set_title(f"{case.name}: {title}", loc="left", fontsize=10)
+            axes.set_title(f"{seen.case.name}: {title}", loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def rate(case: StudyCase, records: Records) -> Figure:
+def rate(seen: CaseRecords) -> Figure:
     """Mean variance of the weights over the rounds, against 1/√T, on logarithmic axes."""
-    rounds, variances = rate_points(case, records)
+    rounds, variances = rate_points(seen)
     figure = Figure(figsize=(6.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.loglog(rounds, variances, "o", color=COLOURS[0], label="mean variance of Θ over the rounds")
@@ -55,7 +52,7 @@ def rate(case: StudyCase, records: Records) -> Figure:
     return figure
 
 
-def _distribution(axes: Axes, env: Environment) -> None:
+def _draw_data(axes: Axes, env: Environment) -> None:
     """Samples of every client, stacked by class."""
     data = env.load()
     counts = data.label_counts.numpy()
@@ -73,36 +70,21 @@ def _distribution(axes: Axes, env: Environment) -> None:
         axes.legend(frameon=False, fontsize=7, ncols=5, title="label", title_fontsize=7, loc="upper center")
 
 
-def _accuracies(axes: Axes, case: StudyCase, entries: Sequence[StudyRow], records: Records) -> None:
-    shown = [entry for entry in entries if entry.name in SHOWN]
-    for i, entry in enumerate(shown):
-        trials = records.trials(case, entry.name, entry.trials)
-        if not trials:
-            continue
-        values = 100 * np.array([trial["accuracies"] for trial in trials])
-        rounds = np.arange(1, values.shape[1] + 1)
-        every = max(1, len(rounds) // 10)
-        label = entry.title or entry.name
-        axes.plot(rounds, values.mean(0), color=COLOURS[i], marker=MARKERS[i], ms=4, markevery=every, label=label)
-        if len(values) > 1:
-            low, high = values.mean(0) - values.std(0, ddof=1), values.mean(0) + values.std(0, ddof=1)
-            axes.fill_between(rounds, low, high, color=COLOURS[i], alpha=0.15, lw=0)
+def _draw_accuracies(axes: Axes, seen: CaseRecords) -> None:
+    for i, row in enumerate(row for row in seen.rows if row.name in SHOWN):
+        if trials := seen.trials(row.name):
+            draw_curves(axes, curves(trials), i, row.title or row.name)
     axes.set_xlabel("round")
     axes.legend(frameon=False, fontsize=8)
 
 
-def _weights(axes: Axes, learned: LearnedWeights) -> None:
-    rounds = np.arange(1, len(learned.weights) + 1)
-    for k, key in enumerate(learned.keys):
-        axes.plot(
-            rounds,
-            learned.weights[:, k].numpy(),
-            color=COLOURS[k % len(COLOURS)],
-            marker=MARKERS[k % len(MARKERS)],
-            ms=4,
-            markevery=max(1, len(rounds) // 10),
-            label=key,
-        )
+def _draw_weights(axes: Axes, seen: CaseRecords) -> None:
+    weights = seen.weights("duw-fedavg")
+    if weights is None:
+        return
+    rounds = np.arange(1, len(weights) + 1)
+    for k, client in enumerate(seen.case.env.clients):
+        axes.plot(rounds, weights[:, k], label=client.key, **line_style(k, len(rounds)))
     axes.set(xlabel="round", ylabel="Θ")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)

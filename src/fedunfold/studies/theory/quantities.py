@@ -1,4 +1,4 @@
-"""What the theorem is told and what it says, as records."""
+"""What the theorem assumes about a run and what it says, as plain data."""
 
 import math
 from collections.abc import Mapping
@@ -14,8 +14,13 @@ from fedunfold.core.errors import InputError
 class Constants:
     """What the assumptions know of the objective. What needs a constant that is None is left out.
 
-    `L` is the smoothness, `sigma` and `G` bound the stochastic gradients' deviation and root mean square,
-    `kappa` and `beta` the clients' dissimilarity, `gap` is f(w^(0)) − f_inf.
+    Attributes:
+        L: Smoothness of the clients' losses, > 0.
+        sigma: Bounds the standard deviation of a stochastic gradient.
+        G: Bounds its root mean square.
+        kappa: Dissimilarity κ of the clients.
+        beta: Dissimilarity β of the clients, >= 1.
+        gap: f(w^(0)) − f_inf.
     """
 
     L: float | None = None
@@ -39,7 +44,13 @@ class Constants:
 
 @dataclass(frozen=True)
 class Factors:
-    """‖a_k‖₁, ‖a_k‖² and the last entry a_{k,−1} of every client in every round, each [T, K]."""
+    """Norms of the gradient factors a_k of every client in every round, each [T, K].
+
+    Attributes:
+        l1: ‖a_k‖₁.
+        squared: ‖a_k‖².
+        last: The last entry a_{k,−1}.
+    """
 
     l1: np.ndarray
     squared: np.ndarray
@@ -48,7 +59,15 @@ class Factors:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something the derivation needs, with both of its sides; None where a constant was not given."""
+    """Something the derivation needs.
+
+    Attributes:
+        statement: What has to hold.
+        reason: What it is needed for.
+        left: Its left side; None where a constant was not given.
+        relation: Between both sides.
+        right: Its right side; None where a constant was not given.
+    """
 
     statement: str
     reason: str
@@ -58,6 +77,7 @@ class Condition:
 
     @property
     def holds(self) -> bool | None:
+        """Whether it holds; None where a constant was not given."""
         if self.left is None or self.right is None:
             return None
         # Both sides of an equation are sums of floats, so that it holds only up to rounding.
@@ -67,7 +87,15 @@ class Condition:
 
 @dataclass(frozen=True)
 class Terms:
-    """The bound's five terms, in its order; None where a constant was not given."""
+    """The bound's five terms; None where a constant was not given.
+
+    Attributes:
+        start: Of the distance to the optimum.
+        noise: Of the stochastic gradients.
+        local_noise: Of the noise that accumulates in local steps.
+        dissimilarity: Of the clients.
+        varying_weights: Of weights that change over the rounds.
+    """
 
     start: float | None
     noise: float | None
@@ -77,17 +105,33 @@ class Terms:
 
     @property
     def total(self) -> float | None:
+        """The bound, where all terms are known."""
         terms = [term for term in vars(self).values() if term is not None]
         return math.fsum(terms) if len(terms) == 5 else None
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What the theorem says about one run of T rounds and K clients.
+    """What the theorem says about one run.
 
-    `variances` are V_k, `objective` is θ, `mean_steps` is τ̃, `effective_steps` is τ_eff^(t). The published B̃
-    leaves k open: `b_tilde_published` has its value for every k, and the published bound takes the largest.
-    `d_per_l2` is D/L². `rate_lr` = √(K/(τ̃T)) is the step size for which the rate is stated.
+    Attributes:
+        rounds: T.
+        clients: K.
+        lr: η.
+        rate_lr: √(K/(τ̃T)), the step size for which the rate is stated.
+        recast: Whether weights and τ_eff are those of `recast_weights`.
+        objective: θ_k = mean_t Θ_k^(t).
+        variances: V_k.
+        mean_steps: τ̃.
+        effective_steps: τ_eff^(t).
+        a_tilde: Ã.
+        a_tilde_published: Ã as published.
+        b_tilde: B̃.
+        b_tilde_published: B̃ as published, which leaves k open, for every k; its bound takes the largest.
+        c_tilde: C̃.
+        d_per_l2: D/L².
+        constants: What is known of the objective.
+        conditions: What the derivation relies on.
     """
 
     rounds: int
@@ -107,8 +151,32 @@ class Theory:
     d_per_l2: float
     constants: Constants
     conditions: tuple[Condition, ...]
-    bound: Terms
-    published_bound: Terms
+
+    @property
+    def bound(self) -> Terms:
+        """The bound with the factors that got lost in the published one."""
+        return self._bound(self.a_tilde, self.b_tilde)
+
+    @property
+    def published_bound(self) -> Terms:
+        """The bound as published."""
+        return self._bound(self.a_tilde_published, max(self.b_tilde_published))
+
+    def _bound(self, a_tilde: float, b_tilde: float) -> Terms:
+        """The five terms of the bound in `fedunfold.studies.theory`, for given coefficients."""
+        L, sigma, kappa, G = self.constants.L, self.constants.sigma, self.constants.kappa, self.constants.G
+        second_moment = None if sigma is None or G is None else sigma**2 + G**2
+        try:
+            spread = math.ldexp(4 * math.fsum(self.variances), self.clients)
+        except OverflowError:  # 2^K of a large federation
+            spread = math.inf
+        return Terms(
+            start=product(4 / (self.rounds * self.mean_effective_steps * self.lr), self.constants.gap),
+            noise=product(4 * self.lr * a_tilde / self.clients, L, sigma, sigma),
+            local_noise=product(10 * self.lr**2 * b_tilde, L, L, sigma, sigma),
+            dissimilarity=product(20 * self.lr**2 * self.c_tilde, L, L, kappa, kappa),
+            varying_weights=product(spread, second_moment),
+        )
 
     @property
     def mean_variance(self) -> float:
@@ -146,6 +214,7 @@ class Theory:
 
 
 def product(factor: float, *constants: float | None) -> float | None:
+    """The product of all; None where a constant was not given."""
     known = [constant for constant in constants if constant is not None]
     if len(known) < len(constants):
         return None

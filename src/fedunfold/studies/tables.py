@@ -4,13 +4,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedunfold.core.task import OuterLoss
-from fedunfold.studies.reproduction import RATE_ROUNDS, Records, StudyCase, StudyRow
-from fedunfold.studies.theory import weight_variances
+from fedunfold.studies.cases import StudyCase
+from fedunfold.studies.records import CaseRecords, Trial, curves
+from fedunfold.studies.rows import RATE_ROUNDS, StudyRow
+from fedunfold.studies.theory.formulas import weight_variances
 
 # Nakai-Kasai and Wadayama: Stanford Dogs, ViT-B/16 features, mean ± standard deviation of 10 trials.
 PUBLISHED_DOGS = {
@@ -45,23 +46,24 @@ MILESTONES = dict.fromkeys(("dogs-a", "dogs-b", "dogs-a-held-out", "dogs-b-held-
 BYTES_PER_NUMBER = 4
 
 
-def comparison(case: StudyCase, entries: Sequence[StudyRow], records: Records) -> str:
+def comparison(seen: CaseRecords) -> str:
     """One environment's table: accuracy, published accuracy, rounds to the milestones, price."""
+    case = seen.case
     milestones, published = MILESTONES.get(case.name, ()), PUBLISHED_DOGS.get(case.name, {})
     heads = ["method", "trials", "accuracy (%)", *(["published"] if published else [])]
     heads += [*(f"rounds to {m} %" for m in milestones), *(["largest fall"] if case.held_out else [])]
     heads += ["rounds", "client steps", "sent (MB)"]
-    lines = [f"### {case.name}", "", case.env.description, "", row(heads), row(["---"] * len(heads))]
-    for entry in entries:
-        trials = records.trials(case, entry.name, entry.trials)
+    lines = []
+    for row in seen.rows:
+        trials = seen.trials(row.name)
         if not trials:
             continue
-        rounds, steps, megabytes = price(case, entry, trials)
-        theirs = published.get(entry.name)
+        rounds, steps, megabytes = price(case, row, trials)
+        theirs = published.get(row.name)
         cells = [
-            entry.title or entry.name,
+            row.title or row.name,
             str(len(trials)),
-            spread(finals(trials, balanced=bool(case.held_out))),
+            spread(seen.finals(row.name)),
             *([f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else ""] if published else []),
             *(str(rounds_to(trials, m) or "never") for m in milestones),
             *([f"{largest_fall(trials):.1f}"] if case.held_out else []),
@@ -69,59 +71,55 @@ def comparison(case: StudyCase, entries: Sequence[StudyRow], records: Records) -
             f"{steps:,.0f}",
             f"{megabytes:,.1f}",
         ]
-        lines.append(row(cells))
-    if case.name in PUBLISHED_MNIST:
-        lines += ["", f"Published: {PUBLISHED_MNIST[case.name]}."]
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    text = f"### {case.name}\n\n{case.env.description}\n\n{markdown(heads, lines)}"
+    return text + (f"\nPublished: {PUBLISHED_MNIST[case.name]}.\n" if case.name in PUBLISHED_MNIST else "")
 
 
-def price(case: StudyCase, entry: StudyRow, trials: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """(rounds, client steps, megabytes sent) of one run, the learning of its weights included.
+def price(case: StudyCase, row: StudyRow, trials: Sequence[Trial]) -> tuple[float, float, float]:
+    """(rounds, client steps, megabytes sent) of one run, including those of learning its weights.
 
-    A present client receives and sends one model a round. An outer iteration adds the last layer: every client
-    receives w^(T), passes once over its data, and sends a gradient. Unless the outer loss is one of the last
-    layer alone, an absent client does the same with w^(t), and with the first-order adjoint a present one also
-    sends its outer gradient, where that is not read off its model (balanced, mse, prox). The exact adjoint walks
-    every round once more: a present client receives w^(t) and an adjoint, sends an adjoint, and makes three
-    steps' work of one (the replay, and a Hessian-vector product worth two).
+    A participating client receives and sends one model a round. An outer iteration adds the final evaluation: every
+    client receives w^(T), passes once over its data, and sends a gradient. Unless the outer loss is one of the final
+    evaluation alone, an absent client does the same with w^(t), and with the first-order adjoint a participating one
+    also sends its outer gradient, where that is not read off its model (balanced, mse, prox). The exact adjoint goes
+    through every round once more: a participating client receives w^(t) and an adjoint, sends an adjoint, and makes
+    three steps' work of one (the replay, and a Hessian-vector product worth two).
+
+    Args:
+        case: What it was run on.
+        row: What was run.
+        trials: Its records, of which the mean counts.
     """
     mean = {key: statistics.fmean(t[key] for t in trials) for key in ("rounds", "client_steps", "participations")}
     env, data = case.env, case.load()
     dimension = (math.prod(data.x.shape[1:]), *env.model.hidden, data.classes)
     numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
     rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
-    if entry.learning is not None:
-        outer, exact = OuterLoss(entry.learning.outer), entry.learning.adjoint == "exact"
-        runs = entry.learning.iterations * entry.learning.num_samples
-        last_layer = sum(-(-size // env.batch_size) for size in data.sizes)
+    if row.learning is not None:
+        outer, exact = OuterLoss(row.learning.outer), row.learning.adjoint == "exact"
+        runs = row.learning.iterations * row.learning.draws
+        evaluation = sum(-(-size // env.batch_size) for size in data.sizes)
         if not outer.only_last_layer:
             absences = mean["rounds"] * len(data.sizes) - mean["participations"]
-            steps += runs * absences * last_layer / len(data.sizes)
-            carried = exact or (outer.is_training_gradient and not entry.method.algorithm.update.mu)
+            steps += runs * absences * evaluation / len(data.sizes)
+            carried = exact or (outer.is_training_gradient and not row.method.algorithm.update.mu)
             sent += runs * (2 * absences + (0 if carried else mean["participations"]))
         rounds += runs * mean["rounds"] * (2 if exact else 1)
-        steps += runs * (mean["client_steps"] * (4 if exact else 1) + last_layer)
+        steps += runs * (mean["client_steps"] * (4 if exact else 1) + evaluation)
         sent += runs * (mean["participations"] * (5 if exact else 2) + 2 * len(data.sizes))
     return rounds, steps, sent * numbers * BYTES_PER_NUMBER / 1e6
 
 
-def finals(trials: Iterable[dict[str, Any]], balanced: bool = False) -> list[float]:
-    """Accuracy after the last round of every trial, in percent; `balanced` is the mean over the classes."""
-    if balanced:
-        return [100 * float(np.nanmean(trial["class_accuracy"])) for trial in trials]
-    return [100 * trial["accuracies"][-1] for trial in trials]
-
-
-def largest_fall(trials: Sequence[dict[str, Any]]) -> float:
+def largest_fall(trials: Sequence[Trial]) -> float:
     """How far the mean accuracy of the trials falls below its best so far, in points."""
-    mean = 100 * np.mean([trial["accuracies"] for trial in trials], axis=0)
+    mean = curves(trials).mean(0)
     return float((np.maximum.accumulate(mean) - mean).max())
 
 
-def rounds_to(trials: Iterable[dict[str, Any]], percent: float) -> int | None:
+def rounds_to(trials: Sequence[Trial], percent: float) -> int | None:
     """The first round, from 1, after which the mean accuracy of the trials reaches it."""
-    mean = 100 * np.mean([trial["accuracies"] for trial in trials], axis=0)
-    reached = np.flatnonzero(mean >= percent)
+    reached = np.flatnonzero(curves(trials).mean(0) >= percent)
     return int(reached[0]) + 1 if len(reached) else None
 
 
@@ -131,14 +129,11 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
 
 
-def rate_points(case: StudyCase, records: Records) -> tuple[list[int], list[float]]:
+def rate_points(seen: CaseRecords) -> tuple[list[int], list[float]]:
     """(T, mean_k V_k) for every T that was learned."""
-    points = []
-    for rounds in RATE_ROUNDS:
-        learned = records.weights(case, f"rounds-{rounds}")
-        if learned is not None:
-            points.append((rounds, float(weight_variances(learned.weights.numpy()).mean())))
-    return [rounds for rounds, _ in points], [variance for _, variance in points]
+    found = {rounds: seen.weights(f"rounds-{rounds}") for rounds in RATE_ROUNDS}
+    points = {t: float(weight_variances(theta).mean()) for t, theta in found.items() if theta is not None}
+    return list(points), list(points.values())
 
 
 def rate_fit(rounds: Sequence[int], variances: Sequence[float]) -> tuple[float, float]:
@@ -156,16 +151,22 @@ def slopes(rounds: Sequence[int], variances: Sequence[float]) -> str:
     return text
 
 
-def rate(case: StudyCase, records: Records) -> str:
+def rate(seen: CaseRecords) -> str:
     """The variances beside 1/√T, and the fitted slope."""
-    rounds, variances = rate_points(case, records)
-    lines = ["### Variance of the learned weights", "", row(["T", "mean variance", "1/√T"]), row(["---"] * 3)]
-    lines += [row([str(t), f"{v:.5f}", f"{t**-0.5:.5f}"]) for t, v in zip(rounds, variances, strict=True)]
+    rounds, variances = rate_points(seen)
+    rows = [[str(t), f"{v:.5f}", f"{t**-0.5:.5f}"] for t, v in zip(rounds, variances, strict=True)]
+    text = "### Variance of the learned weights\n\n" + markdown(["T", "mean variance", "1/√T"], rows)
     if len(rounds) > 1:
-        lines += ["", f"Fitted slope on logarithmic axes: {slopes(rounds, variances)}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nFitted slope on logarithmic axes: {slopes(rounds, variances)}.\n"
+    return text
 
 
-def row(cells: Iterable[str]) -> str:
-    """A line of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown(["T", "V"], [["4", "0.5"]]), end="")
+    | T | V |
+    | --- | --- |
+    | 4 | 0.5 |
+    """
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *rows))
