@@ -67,7 +67,7 @@ def main(repeats: int, file: Path) -> None:
         import torch
 
         from benchmarks import baselines
-        from fedunfold.core.params import flat_model
+        from fedunfold.core.params import flatten_model
 
         env, ended = environment(), list[float]()
 
@@ -82,13 +82,13 @@ def main(repeats: int, file: Path) -> None:
             return torch.cat([part.flatten() for part in arrays.to_torch_state_dict().values()])
 
         start = ArrayRecord(baselines.model(env, "trial-0").state_dict())
-        expected = flat_model(baselines.plain_loop(env.replace(rounds=ROUNDS)))
+        expected = flatten_model(baselines.plain_loop(env.replace(rounds=ROUNDS)))
         seconds: dict[str, list[float]] = {}
         for _ in range(repeats):
             for name, strategy in (("FedAvg", FedAvg), ("WeightedStrategy", WeightedStrategy)):
                 ended.clear()
                 result = strategy(fraction_evaluate=0.0).start(grid, start, num_rounds=ROUNDS, evaluate_fn=tested)
-                # A round whose clients all failed is fast, and Flower goes on without a word.
+                # A round whose clients all failed is fast, and Flower continues without a word.
                 missed = float((flat(result.arrays) - expected).norm() / (expected - flat(start)).norm())
                 if missed > 0.05:  # rounding alone, where it turns a unit on or off, can make it one in a hundred
                     raise RuntimeError(

@@ -9,10 +9,10 @@ from PIL import Image
 
 from fedunfold import plotting
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
 
 
 def result(*accuracies: float) -> RunResult:
@@ -69,6 +69,13 @@ def test_methods_with_different_numbers_of_trials() -> None:
         "two-sites", 2, (MethodResult("a", (result(0.5), result(0.6))), MethodResult("b", (result(0.7),)))
     )
     assert plotting.accuracy(stopped).axes[0].get_title(loc="left").endswith("mean ± sd of 1 to 2 trials")
+
+
+def test_a_trial_that_stopped_early_stays_where_it_was() -> None:
+    method = MethodResult("a", (result(0.5, 0.6, 0.7), result(0.7)))
+    assert method.rounds == pytest.approx([60.0, 65.0, 70.0])
+    (line,) = plotting.accuracy(Comparison("two-sites", 2, (method,))).axes[0].lines
+    assert line.get_ydata() == pytest.approx([60.0, 65.0, 70.0])
 
 
 @pytest.mark.parametrize(("given", "written"), [("loss", "loss.png"), ("loss.PDF", "loss.PDF"), ("a/b.svg", "a/b.svg")])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedunfold.core.messages import ClientUpdates as ClientUpdates
     from fedunfold.core.messages import RejectedUpdate as RejectedUpdate
     from fedunfold.core.parts import RoundDecision as RoundDecision
+    from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
     from fedunfold.local import accumulated as accumulated
     from fedunfold.local import momentum as momentum
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from fedunfold.training.compare import run as run
     from fedunfold.training.compare import trained_module as trained_module
     from fedunfold.training.learn import learn_weights as learn_weights
-    from fedunfold.training.loop import RunResult as RunResult
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
     from fedunfold.training.methods import method_names as method_names
@@ -111,7 +111,7 @@ _HOMES = {
         "trained_module",
     ),
     "training.learn": ("learn_weights",),
-    "training.loop": ("RunResult",),
+    "core.run_result": ("RunResult",),
     "training.methods": (
         "Method",
         "method",

@@ -14,7 +14,7 @@ from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.compare import Comparison
 
-# Okabe and Ito's palette: told apart also by readers who see colours differently; black last.
+# Okabe and Ito's palette: distinct also for readers who see colours differently; black last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 LEGEND_LIMIT = 12
@@ -35,13 +35,7 @@ def accuracy(comparison: Comparison) -> Figure:
     _check(comparison, Comparison)
     figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
-        values = 100 * np.array([trial.accuracies for trial in result.trials])
-        rounds = np.arange(1, values.shape[1] + 1)
-        mean = values.mean(0)
-        axes.plot(rounds, mean, label=f"{result.name}  {mean[-1]:.1f}", **_style(i, len(rounds)))
-        if len(values) > 1:
-            sd = values.std(0, ddof=1)
-            axes.fill_between(rounds, mean - sd, mean + sd, color=COLOURS[i % len(COLOURS)], alpha=0.15, lw=0)
+        draw_curves(axes, 100 * np.array(result.curves), i, f"{result.name}  {result.mean:.1f}")
     axes.set(xlabel="round", ylabel="accuracy on the test set (%)")
     axes.legend(frameon=False, title="method, last round")
     return figure
@@ -55,7 +49,7 @@ def weights(learned: LearnedWeights) -> Figure:
     rounds = np.arange(1, len(values) + 1)
     many = len(learned.client_ids) > LEGEND_LIMIT
     for k, key in enumerate(learned.client_ids):
-        style = FAINT if many else _style(k, len(rounds))
+        style = FAINT if many else line_style(k, len(rounds))
         axes.plot(rounds, values[:, k], label=key, **style)
         if not many:
             axes.axhline(start[0, k], color=COLOURS[k % len(COLOURS)], ls=":", lw=1, alpha=0.7)
@@ -71,13 +65,50 @@ def outer_loss(learned: LearnedWeights) -> Figure:
     _check(learned, LearnedWeights)
     figure, axes = _canvas("Outer loss while learning")
     losses = learned.losses.numpy()
-    axes.plot(np.arange(len(losses)), losses, **_style(0, len(losses)))
+    axes.plot(np.arange(len(losses)), losses, **line_style(0, len(losses)))
     axes.set(xlabel="outer iteration", ylabel="outer loss")
     return figure
 
 
+def draw_curves(axes: Axes, values: np.ndarray, index: int, label: str) -> None:
+    """Draw the mean of the trials over the rounds, shaded by one standard deviation.
+
+    Args:
+        axes: Where to.
+        values: [trials, rounds].
+        index: The line's number, for colour and marker.
+        label: Its name in the legend.
+    """
+    rounds, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+    axes.plot(rounds, mean, label=label, **line_style(index, len(rounds)))
+    if len(values) > 1:
+        sd = values.std(0, ddof=1)
+        axes.fill_between(rounds, mean - sd, mean + sd, color=COLOURS[index % len(COLOURS)], alpha=0.15, lw=0)
+
+
+def line_style(index: int, points: int) -> dict[str, Any]:
+    """Colour and marker together, so that lines differ without colour too; few markers on long lines."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markevery": max(1, points // 12),
+        "ms": 4.5,
+        "lw": 1.6,
+    }
+
+
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
-    """Write a figure whole or not at all; the ending of the name says the format, .png where there is none."""
+    """Write a figure whole or not at all.
+
+    Args:
+        figure: The figure.
+        path: The file; the ending of its name says the format, .png where there is none.
+        dpi: Dots per inch, where the format has some.
+
+    Raises:
+        InputError: There is no such format.
+        WriteError: The file cannot be written.
+    """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     formats = sorted(figure.canvas.get_supported_filetypes())
@@ -99,17 +130,6 @@ def _canvas(title: str) -> tuple[Figure, Axes]:
     axes.grid(axis="y", color="#dddddd", lw=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
-
-
-def _style(index: int, points: int) -> dict[str, Any]:
-    """Colour and marker together, so that lines differ without colour too; few markers on long lines."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "markevery": max(1, points // 12),
-        "ms": 4.5,
-        "lw": 1.6,
-    }
 
 
 def _trials(comparison: Comparison) -> str:

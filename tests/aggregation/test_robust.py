@@ -159,9 +159,9 @@ def test_a_trimmed_mean_lies_between_mean_and_median(given: Any) -> None:
         (lambda: trimmed_mean(0.5), "between 0 and 0.5"),
         (lambda: trimmed_mean(math.nan), "between 0 and 0.5"),
         (lambda: krum(0), "at least 1, not 0"),
-        (lambda: krum(1.5), "whole number of bad clients"),
-        (lambda: krum(math.inf), "whole number of bad clients"),
-        (lambda: AGGREGATORS.make("mode"), "unknown aggregator 'mode'; did you mean 'median'"),
+        (lambda: AGGREGATORS.parse("krum:num_byzantine=1.5"), "whole number of bad clients"),
+        (lambda: AGGREGATORS.parse("krum:num_byzantine=inf"), "whole number of bad clients"),
+        (lambda: AGGREGATORS.make("mode"), "unknown aggregator 'mode'; did you mean 'mean'"),
         (lambda: Algorithm(aggregator="median"), "such as median"),  # type: ignore[arg-type]
     ],
 )

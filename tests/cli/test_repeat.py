@@ -26,7 +26,7 @@ def change_settings(folder: Path, **changes: Any) -> None:
     ("command", "compared"),
     [
         (("learn", "below/mine.toml", "--iterations", 2, "--seed", 3, "--rounds", 2), "weights.safetensors"),
-        (("run", "below/mine.toml", "--update", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
+        (("run", "below/mine.toml", "--local", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
         (("compare", "below/mine.toml", "--methods", "fedavg,duw-fedavg", "--trials", 1, "--iterations", 1), "result"),
     ],
     ids=["learn", "run", "compare"],
@@ -87,11 +87,11 @@ def test_weights_from_a_file_are_found_and_checked(fedunfold: Command, two_sites
 
 
 def test_what_cannot_be_repeated(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
-    refused(fedunfold("repeat", "nowhere"), "nowhere is not a run folder")
+    refused(fedunfold("repeat", "nowhere"), "there is no folder nowhere")
     fedunfold("run", two_sites(), "--out", "ran")
     refused(fedunfold("repeat", "ran", "--out", "ran"), "ran already holds a run", "another --out")
     (tmp_path / "ran" / "unfinished").mkdir()
-    (tmp_path / "ran" / "unfinished" / "asked.json").write_text("{}")
+    (tmp_path / "ran" / "unfinished" / "run_spec.json").write_text("{}")
     refused(fedunfold("repeat", "ran"), "has not ended")
 
 
@@ -113,7 +113,7 @@ def test_damaged_settings_are_refused_by_their_field(
 ) -> None:
     fedunfold("run", two_sites(), "--out", "ran")
     change_settings(tmp_path / "ran", **changes)
-    refused(fedunfold("repeat", "ran"), "ran/settings.json", field, "run it anew")
+    refused(fedunfold("repeat", "ran"), "ran/settings.json", field, "make the run again")
     assert not (tmp_path / "runs").exists()
 
 
@@ -138,7 +138,7 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
 ) -> None:
     fedunfold("learn", two_sites(), "--iterations", 4, "--out", "ran")
-    report = CallbackList.learning
+    report = CallbackList.on_outer_step
 
     def interrupted(self: CallbackList, name: str, so_far: LearnedWeights, total: int) -> None:
         report(self, name, so_far, total)
@@ -146,12 +146,12 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(CallbackList, "learning", interrupted)
+        patched.setattr(CallbackList, "on_outer_step", interrupted)
         assert fedunfold("repeat", "ran", *out).code == 130
     folder = out[1] if out else "runs/repeat-ran"
     assert (tmp_path / folder / "settings.json").exists()
     repeated = fedunfold("repeat", "ran", *out)
-    assert "going on from outer iteration 2 of 4" in repeated.err
+    assert "resuming from outer iteration 2 of 4" in repeated.err
     assert (repeated.code, repeated.out.endswith(f"; ran again in {folder}\n")) == (0, True)
 
 

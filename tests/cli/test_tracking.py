@@ -44,7 +44,7 @@ def test_a_tracker_that_cannot_write_is_told_of_once(
     ran = fedunfold("run", two_sites(), "--track", where, "--out", "kept", "--format", "json")
     assert ran.code == 0
     assert len(ran.json["rounds"]) == 3
-    assert ran.err.startswith("warning: ") and ran.err.endswith("the run goes on without it.\n")
+    assert ran.err.startswith("warning: ") and ran.err.endswith("the run continues without it.\n")
     assert ran.err.count("\n") == 1
     assert ("127.0.0.1" if where == "mlflow" else "file") in ran.err
     assert (tmp_path / "kept" / "model.safetensors").exists()
@@ -90,8 +90,8 @@ def test_what_was_kept_before_ctrl_c_is_tracked(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(TensorBoard, "ended", lambda _, failure: heard.append(failure))
-    monkeypatch.setattr(TensorBoard, "kept", lambda _, files: heard.append(sorted(file.name for file in files)))
+    monkeypatch.setattr(TensorBoard, "on_end", lambda _, failure: heard.append(failure))
+    monkeypatch.setattr(TensorBoard, "on_artifacts", lambda _, files: heard.append(sorted(file.name for file in files)))
     interrupt_after(1, monkeypatch)
     assert fedunfold("learn", two_sites(), "--out", "cut", "--track", "tensorboard:logs").code == 130
     ended, kept = heard

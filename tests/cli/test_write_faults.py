@@ -16,8 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.torch import load
 
-from fedunfold.studies.paper import figures
-from fedunfold.studies.reproduction import studies
+from fedunfold.studies import cases, figures
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
@@ -109,6 +108,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_step_of_writing_can_fail(
     fedunfold: Command,
@@ -119,8 +119,8 @@ def test_every_step_of_writing_can_fail(
 ) -> None:
     env = two_sites()
     monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(studies, "ENVIRONMENTS", {"digits": (str(env),)})
-    monkeypatch.setattr(studies, "FAST", {"iterations": 2, "lr": 0.02})
+    monkeypatch.setattr(cases, "ENVIRONMENTS", {"digits": (str(env),)})
+    monkeypatch.setattr(cases, "FAST", {"iterations": 2, "lr": 0.02})
     # What is drawn is not the matter here, only that it is written.
     monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: Path(file).write_bytes(b"a figure"))
     monkeypatch.setattr(figures, "composite", lambda *_: Figure())

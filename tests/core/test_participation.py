@@ -1,13 +1,17 @@
 """Who takes part in a round."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedunfold.core.errors import InputError
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
+from fedunfold.core.parts import ClientSampler
 from fedunfold.selection import Uniform
 
 KEYS = ("a", "b", "c", "d", "e")
@@ -95,3 +99,23 @@ def test_who_was_not_sampled_is_not_absent() -> None:
 def test_the_final_evaluation_repeats_the_last_rounds_epochs() -> None:
     assert [epochs_at((1, 2, 3), t) for t in range(4)] == [1, 2, 3, 3]
     assert epochs_at(2, 7) == 2
+
+
+@dataclass(frozen=True)
+class Answering(ClientSampler):
+    """Always the same answer."""
+
+    name: ClassVar[str] = "answering"
+    answer: tuple[int, ...] = ()
+
+    def sample(self, tickets: np.ndarray, num_examples: np.ndarray, count: int) -> np.ndarray:
+        return np.array(self.answer)
+
+
+@pytest.mark.parametrize("answer", [(), (0,), (0, 0), (0, 1, 2), (3, 5), (-1, 0)])
+def test_a_sampler_that_names_others_than_so_many_clients_is_refused(answer: tuple[int, ...]) -> None:
+    rng = RoundRng(0, "trial-0", 7)
+    with pytest.raises(InputError, match="round 7: client sampler 'answering' must name 2 different clients"):
+        rng.participation(KEYS, [1.0] * 5, np.ones(5), 2, Answering(answer))
+    found = rng.participation(KEYS, [1.0] * 5, np.ones(5), 2, Answering((3, 1)))
+    assert found.cohort.tolist() == [False, True, False, True, False]

@@ -19,15 +19,16 @@ from fedunfold.core.errors import InputError
 from fedunfold.data.npz import read_npz
 from fedunfold.data.vision.files import METADATA, load_features, read_about
 from fedunfold.io import limits
-from fedunfold.io.atomic import read_json
+from fedunfold.io.atomic import parse_toml, read_json
 from fedunfold.io.checkpoint import Checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.folder import recorded, recorded_files
-from fedunfold.studies.reproduction.records import Records
-from fedunfold.studies.reproduction.studies import read_assignment
+from fedunfold.runs.reader import list_files, read_settings
+from fedunfold.studies.cases import read_assignment
+from fedunfold.studies.records import StudyRecords
 from fedunfold.training.state import load_states
 from fedunfold.unfolding.state import Progress
 
+LIMITS = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
 FIELDS: dict[str, Any] = {
     "name": "mine",
     "rounds": 3,
@@ -86,6 +87,24 @@ def test_a_model_too_large_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     model_factory(spec, (4,), 3)
 
 
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
+def test_every_limit_is_raised_by_its_variable(limit: limits.Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(limits, limit.name) is limit, "it is called as its variable is"
+    over = limit.default + 1
+    assert limit.check(limit.default) == limit.default
+    refused(lambda: limit.check(over, "mine: "), "mine: ", over, limit.default, limit.unit, limit.variable)
+    monkeypatch.setenv(f"FEDUNFOLD_MAX_{limit.name}", str(over))
+    assert limit.check(over) == limit.value == over
+    refused(lambda: limit.check(over + 1), over + 1, limit.variable)
+
+
+def test_a_dotted_name_can_have_more_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ".".join("abcdefghijklmnopqrstu")
+    refused(lambda: parse_toml(f"{name} = 1"), "dotted name", "FEDUNFOLD_MAX_NAME_PARTS")
+    monkeypatch.setenv("FEDUNFOLD_MAX_NAME_PARTS", "21")
+    assert list(parse_toml(f"{name} = 1")) == ["a"]
+
+
 def test_a_limit_is_raised_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDUNFOLD_MAX_ROUNDS", "200000")
     assert Environment(**FIELDS | {"rounds": 150_000}).rounds == 150_000
@@ -139,7 +158,8 @@ def test_hostile_json(tmp_path: Path, content: str) -> None:
     refused(lambda: read_json(file), "hostile.json")
     refused(lambda: read_assignment(file), "hostile.json")
     (tmp_path / "settings.json").write_text(content)
-    assert recorded(tmp_path) == {}
+    refused(lambda: read_settings(tmp_path), "settings.json")
+    assert list_files(tmp_path) == [tmp_path / "settings.json"]
 
 
 def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
@@ -150,12 +170,12 @@ def test_an_assignment_of_class_infinity(tmp_path: Path) -> None:
 
 def test_a_record_with_words_for_numbers(tmp_path: Path) -> None:
     from fedunfold.config import environment
-    from fedunfold.studies.reproduction.studies import StudyCase
+    from fedunfold.studies.cases import StudyCase
 
     case = StudyCase(environment("digits-flaky"))
     file = tmp_path / case.name / "fedavg" / "learning.json"
     write_record(file, {"seconds": "long"})
-    refused(lambda: Records(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
+    refused(lambda: StudyRecords(tmp_path).seconds([case]), "learning.json", "seconds", "delete it")
 
 
 def test_data_of_a_user_who_is_not_there() -> None:
@@ -273,7 +293,7 @@ def test_replacing_a_run_takes_away_nothing_outside_it(tmp_path: Path) -> None:
         None,
     ]
     (folder / "settings.json").write_text(json.dumps({"files": listed}))
-    for file in recorded_files(folder):
+    for file in list_files(folder):
         file.unlink()
     assert (outside / "mine").read_text() == "mine"
     assert sorted(file.name for file in folder.iterdir()) == ["folder"]
@@ -285,7 +305,7 @@ def test_a_run_folder_that_is_a_link(tmp_path: Path) -> None:
     for name in ("beside", "real/own", "real/mine"):
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    for file in recorded_files(tmp_path / "link"):
+    for file in list_files(tmp_path / "link"):
         file.unlink()
     assert (tmp_path / "beside").exists()
     assert [file.name for file in (tmp_path / "real").iterdir()] == ["mine"]

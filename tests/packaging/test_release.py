@@ -80,6 +80,7 @@ def files_of_the_package() -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     held = files_of(wheel)
     assert held == files_of_the_package() | ({EXTENSION} if CAN_COMPILE else set())
@@ -89,11 +90,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_without_a_compiler_the_wheel_is_for_every_platform(pure_wheel: Path) -> None:
     assert files_of(pure_wheel) == files_of_the_package()
     assert pure_wheel.name == f"fedunfold-{VERSION}-py3-none-any.whl"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_without_a_compiler_torch_trains_to_the_same_accuracy(wheel: Path, pure_wheel: Path, tmp_path: Path) -> None:
     found = []
@@ -120,6 +123,7 @@ def test_without_a_compiler_torch_trains_to_the_same_accuracy(wheel: Path, pure_
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -139,6 +143,7 @@ def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     assert tomllib.loads(listed.stdout)["name"] == "digits-flaky"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_source_distribution_has_tests_and_documentation(built: Path) -> None:
     with tarfile.open(built / f"fedunfold-{VERSION}.tar.gz") as archive:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from fedunfold.report import build, read_runs
+from fedunfold.report.render import build
+from fedunfold.runs.reader import read_runs
 from tests.report.test_render import HOSTILE, LINK
 from tests.support.run_records import write_run
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 pytest.importorskip("plotly", reason="the report needs plotly (extra report)")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("FEDUNFOLD_CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; FEDUNFOLD_CHROMIUM can name one")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; FEDUNFOLD_CHROMIUM can name one"),
+]
 
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),

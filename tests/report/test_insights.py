@@ -6,7 +6,7 @@ import pytest
 
 from fedunfold.report.grouping import Group, grouped
 from fedunfold.report.insights import findings, only_holders
-from fedunfold.runs.reader import SetAsideRecord
+from fedunfold.runs.schema import RejectedClient
 from tests.support.run_records import federation, group, learned, method, run
 
 EVEN = ((4, 4, 4), (4, 4, 4))
@@ -144,9 +144,9 @@ def test_classes_go_by_their_names() -> None:
 
 
 def test_who_was_set_aside_how_often_and_why() -> None:
-    aside = replace(method("fedavg", [[50, 60]]), rejected=(SetAsideRecord("south", 1, "has a NaN"),))
+    aside = replace(method("fedavg", [[50, 60]]), rejected=(RejectedClient("south", 1, "has a NaN"),))
     assert "Client south was set aside in 1 of 2 rounds: it has a NaN." in findings(group(aside))
-    many = tuple(SetAsideRecord(f"site-{k}", 3, "has a NaN") for k in range(5))
+    many = tuple(RejectedClient(f"site-{k}", 3, "has a NaN") for k in range(5))
     found = findings(group(method("fedavg", [[1]]), replace(method("dr", [[1, 2], [3, 4]]), rejected=many)))
     assert "Client site-3 was set aside in 3 of 4 rounds of 2 trials under dr: it has a NaN." in found
     assert "1 more client was set aside under dr, no oftener than these." in found

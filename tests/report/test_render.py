@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.report import build, read_runs
 from fedunfold.report.grouping import grouped
 from fedunfold.report.panels import cards_of
+from fedunfold.report.render import build
 from fedunfold.report.tables import settings_table
-from fedunfold.report.text import LONGEST, distinct, drawn, plain
+from fedunfold.report.text import escaped
+from fedunfold.runs.labels import LONGEST, distinct, plain
+from fedunfold.runs.reader import read_runs
 from tests.support.run_records import write_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -87,7 +89,7 @@ def test_labels_in_charts_have_no_tags_of_the_charts_own(tmp_path: Path) -> None
 
     cards = cards_of([""], grouped(read_runs([folder])))
     texts = [text for found in cards.values() for card in found for d in card.drawings for text in strings(d.chart)]
-    assert drawn(LINK) in texts
+    assert escaped(LINK) in texts
     assert not [text for text in texts if re.search(r"<(?!extra></extra>|/extra>)", text)]
 
 
@@ -155,7 +157,7 @@ def test_labels_are_one_printable_line_and_hold_no_tag(text: str) -> None:
     shown = plain(text)
     assert len(shown) <= LONGEST
     assert shown.isprintable()
-    assert not {"<", ">"} & set(drawn(shown))
+    assert not {"<", ">"} & set(escaped(shown))
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a (2)", "a (3)"])))

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
+from fedunfold.core.parts import RoundDecision
 from fedunfold.rules import Rule, WeightingRule, as_rule, dr, fedadp, fixed, rule, size, uniform
+from fedunfold.rules.rule import decide
 from tests.support.reports import report, weigh
 
 
@@ -40,6 +42,42 @@ def test_weights_come_back_as_float64_on_the_cpu_with_the_state() -> None:
 def test_weights_off_the_simplex_are_refused(weights: Tensor | None, message: str) -> None:
     with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
         weigh(answering((weights, None)), report([1, 1], round=4), None)
+
+
+def test_a_decision_comes_back_checked() -> None:
+    decision, state = answering((RoundDecision(torch.tensor([0.25, 0.75]), 2, 0), "state"))(report([1, 1]), None)
+    assert isinstance(decision, RoundDecision)
+    assert decision.weights.dtype == torch.float64
+    assert decision.weights.tolist() == [0.25, 0.75]
+    assert (decision.step, decision.momentum, state) == (2.0, 0.0, "state")
+    assert isinstance(decision.step, float) and isinstance(decision.momentum, float)
+
+
+def test_weights_alone_are_a_decision_for_a_plain_step() -> None:
+    decision, _ = decide(uniform(), report([1, 1]), None)
+    assert decision.weights.tolist() == [0.5, 0.5]
+    assert (decision.step, decision.momentum) == (1.0, 0.0)
+    given = RoundDecision(torch.tensor([1.0, 0.0]), 0.5, 0.9)
+    assert decide(answering((given, None)), report([1, 1]), None)[0].momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("weights", "step", "momentum", "message"),
+    [
+        ([0.5, 0.5], -0.1, 0.0, "a finite step >= 0 and a momentum of at least 0 and below 1, not -0.1 and 0.0"),
+        ([0.5, 0.5], float("nan"), 0.0, "not nan and 0.0"),
+        ([0.5, 0.5], float("inf"), 0.0, "not inf and 0.0"),
+        ([0.5, 0.5], 1.0, 1.0, "not 1.0 and 1.0"),
+        ([0.5, 0.5], 1.0, -0.1, "not 1.0 and -0.1"),
+        ([0.5, 0.5], 1.0, float("nan"), "not 1.0 and nan"),
+        ([0.5, 0.6], 1.0, 0.0, "sum to 1.1"),
+        ([1.0], 1.0, 0.0, "one weight for each of the 2 clients"),
+    ],
+)
+def test_decisions_out_of_range_are_refused(weights: list[float], step: float, momentum: float, message: str) -> None:
+    decision = RoundDecision(torch.tensor(weights), step, momentum)
+    with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
+        answering((decision, None))(report([1, 1], round=4), None)
 
 
 def test_an_answer_without_state_is_refused() -> None:

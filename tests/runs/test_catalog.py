@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.runs.catalog import delete_run, differing, find_run, read_run, runs_in
+from fedunfold.runs.catalog import delete_run, differing, find_run, runs_in, summarize
 
 ROUND = {"method": "fedavg", "trial": 0, "round": 1, "accuracy": 81.5, "loss": 0.5}
 LEARNED = {"command": "learn", "environment": "sites", "learning": {"iterations": 2}, "seed": 0}
@@ -36,7 +36,7 @@ def learned(folder: Path, iterations: int = 2, **changes: Any) -> Path:
 
 
 def test_a_finished_learning(tmp_path: Path) -> None:
-    run = read_run(learned(tmp_path / "a"))
+    run = summarize(learned(tmp_path / "a"))
     assert (run.state, run.problem, run.methods) == ("finished", "", [])
     assert run.results == [{"iteration": 1, "outer_loss": 8.0}]
     assert run.size == sum(file.stat().st_size for file in (tmp_path / "a").iterdir())
@@ -44,14 +44,14 @@ def test_a_finished_learning(tmp_path: Path) -> None:
 
 
 def test_a_learning_that_was_stopped(tmp_path: Path) -> None:
-    run = read_run(learned(tmp_path / "a", iterations=1))
+    run = summarize(learned(tmp_path / "a", iterations=1))
     assert (run.state, run.problem) == ("unfinished", "1 of 2 outer iterations")
 
 
 def test_a_comparison_that_lacks_a_method(tmp_path: Path) -> None:
     rows = [{"method": "fedavg", "accuracy_mean": 80.0, "accuracy_sd": 1.0, "rounds": [1, 2]}]
     about = {"command": "compare", "environment": "sites", "methods": ["fedavg", "fednova"], "trials": 2}
-    run = read_run(made(tmp_path / "a", about, result_json=json.dumps({"methods": rows})))
+    run = summarize(made(tmp_path / "a", about, result_json=json.dumps({"methods": rows})))
     assert (run.state, run.problem, run.methods) == ("unfinished", "1 of 2 methods", ["fedavg", "fednova"])
     assert run.results == [{"method": "fedavg", "accuracy_mean": 80.0, "accuracy_sd": 1.0, "trials": 0}]
 
@@ -61,7 +61,7 @@ def test_a_comparison_that_lacks_trials(tmp_path: Path) -> None:
     rounds = [(name, trial, t) for name, trial in (("fedavg", 0), ("fedavg", 1), ("fednova", 0)) for t in range(3)]
     metrics = lines(*({"method": name, "trial": trial, "round": t} for name, trial, t in rounds))
     rows = json.dumps({"methods": [{"method": "fedavg"}, {"method": "fednova"}]})
-    run = read_run(made(tmp_path / "a", about, result_json=rows, metrics_jsonl=metrics))
+    run = summarize(made(tmp_path / "a", about, result_json=rows, metrics_jsonl=metrics))
     assert (run.state, run.problem) == ("unfinished", "1 of 2 trials of fednova")
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     live = tmp_path / "a" / "progress.jsonl"
     live.write_text(lines({"began": {"command": "run", "environment": "sites"}}, ROUND) + '{"method": "fed')
-    run = read_run(tmp_path / "a")
+    run = summarize(tmp_path / "a")
     assert (run.state, run.settings["environment"]) == ("unfinished", "sites")
     assert run.results == [{"method": "fedavg", "round": 1, "accuracy": 81.5, "loss": 0.5}]
     delete_run(run)
@@ -79,16 +79,16 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("settings.json", "{cut", "settings.json cannot be read as that of a run"),
-        ("settings.json", "[" * 100_000, "settings.json cannot be read"),
-        ("settings.json", '{"command": 3, "files": []}', "settings.json cannot be read"),
+        ("settings.json", "{cut", "settings.json is no JSON"),
+        ("settings.json", "[" * 100_000, "settings.json is no JSON"),
+        ("settings.json", '{"command": 3, "files": []}', "settings.json cannot be read as that of a run"),
         ("settings.json", '{"command": "run", "files": [], "lr": NaN}', "numbers that are none"),
         ("metrics.jsonl", "", "metrics.jsonl is empty"),
-        ("metrics.jsonl", "nothing\n", "metrics.jsonl is no JSON"),
-        ("metrics.jsonl", "[1]\n", "metrics.jsonl holds no JSON objects"),
+        ("metrics.jsonl", "nothing\n", "metrics.jsonl, line 1, is no JSON"),
+        ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1, holds no JSON object"),
         ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("result.json", "{}", "result.json has no rows"),
-        ("environment.toml", "= =", "environment.toml is no TOML"),
+        ("environment.toml", "= =", "environment.toml is not valid TOML"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, file: str, content: str | None, problem: str) -> None:
@@ -96,7 +96,7 @@ def test_damage_is_named(tmp_path: Path, file: str, content: str | None, problem
     files |= {"result_json": '{"methods": []}'} if file == "result.json" else {}
     folder = made(tmp_path / "a", {"command": "run"}, **files)
     (folder / file).unlink() if content is None else (folder / file).write_text(content)
-    run = read_run(folder)
+    run = summarize(folder)
     assert run.state == "damaged"
     assert problem in run.problem
 
@@ -124,7 +124,7 @@ def test_whatever_is_in_the_files_is_read_or_called_damaged(content: dict[str, b
     with tempfile.TemporaryDirectory() as name:
         for file, data in content.items():
             (Path(name) / file).write_bytes(data)
-        run = read_run(Path(name))
+        run = summarize(Path(name))
         assert run.state in ("finished", "unfinished", "damaged")
         json.dumps(run.as_json(), allow_nan=False)
         differing([run, run])
@@ -145,7 +145,7 @@ def test_deleting_never_leaves_the_folder(listed: list[Any]) -> None:
             file.write_text("mine")
         (folder / "link").symlink_to(outside)
         (folder / "settings.json").write_text(json.dumps({"command": "run", "files": listed}))
-        left = delete_run(read_run(folder))
+        left = delete_run(summarize(folder))
         assert set(left) >= {"sub", "Notes"} and "settings.json" not in left
         assert ("link" in left) == ("link" not in listed)
         assert outside.read_text() == (folder / "sub" / "inside").read_text() == (folder / "Notes").read_text()
@@ -202,8 +202,8 @@ def test_what_differs(tmp_path: Path) -> None:
         about = {"command": "run", "environment": "sites", "method": "fedavg", "seed": seed}
         metrics = lines({**ROUND, "accuracy": 80.0 + seed})
         folder = made(tmp_path / str(seed), about, metrics_jsonl=metrics, environment_toml=toml.format(epochs))
-        runs.append(read_run(folder))
-    runs.append(read_run(learned(tmp_path / "c", environment="sites")))
+        runs.append(summarize(folder))
+    runs.append(summarize(learned(tmp_path / "c", environment="sites")))
     found, results = differing(runs[:2])
     assert found == {"seed": [0, 7], "environment.toml.clients.a.epochs": [1, 2]}
     assert results == {"fedavg: accuracy": [80.0, 87.0], "fedavg: loss": [0.5, 0.5]}
@@ -215,7 +215,7 @@ def test_what_differs(tmp_path: Path) -> None:
 def test_a_folder_with_only_checkpoints_is_a_run_and_goes_whole(tmp_path: Path) -> None:
     checkpoints = tmp_path / "a" / "unfinished"
     checkpoints.mkdir(parents=True)
-    (checkpoints / "asked.json").write_text("{}")
+    (checkpoints / "run_spec.json").write_text("{}")
     (run,) = runs_in(tmp_path)
     assert (run.state, run.made is not None) == ("unfinished", True)
     delete_run(run)
@@ -224,26 +224,26 @@ def test_a_folder_with_only_checkpoints_is_a_run_and_goes_whole(tmp_path: Path) 
 
 def test_what_goes_on_is_unfinished_beside_its_settings(tmp_path: Path) -> None:
     (learned(tmp_path / "a") / "unfinished").mkdir()
-    (tmp_path / "a" / "unfinished" / "asked.json").write_text("{}")
-    assert read_run(tmp_path / "a").state == "unfinished"
+    (tmp_path / "a" / "unfinished" / "run_spec.json").write_text("{}")
+    assert summarize(tmp_path / "a").state == "unfinished"
 
 
 def test_a_report_made_later_changes_neither_date_nor_size(tmp_path: Path) -> None:
-    before = read_run(learned(tmp_path / "a"))
+    before = summarize(learned(tmp_path / "a"))
     (tmp_path / "a" / "report.html").write_text("made later")
-    after = read_run(tmp_path / "a")
+    after = summarize(tmp_path / "a")
     assert (before.made, before.size) == (after.made, after.size)
 
 
 def test_numbers_that_no_float_can_be_are_passed_over(tmp_path: Path) -> None:
-    run = read_run(made(tmp_path / "a", {"command": "run"}, metrics_jsonl=lines({**ROUND, "accuracy": 10**400})))
+    run = summarize(made(tmp_path / "a", {"command": "run"}, metrics_jsonl=lines({**ROUND, "accuracy": 10**400})))
     assert "accuracy" not in run.results[0]
 
 
 def test_checkpoints_behind_a_link_are_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "asked.json").write_text("{}")
+    (tmp_path / "elsewhere" / "run_spec.json").write_text("{}")
     folder = learned(tmp_path / "a")
     (folder / "unfinished").symlink_to(tmp_path / "elsewhere")
-    assert delete_run(read_run(folder)) == ["unfinished"]
-    assert (tmp_path / "elsewhere" / "asked.json").exists()
+    assert delete_run(summarize(folder)) == ["unfinished"]
+    assert (tmp_path / "elsewhere" / "run_spec.json").exists()

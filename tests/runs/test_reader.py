@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedunfold.core.errors import InputError
-from fedunfold.runs.reader import LIMITS, read_runs
+from fedunfold.runs.reader import read_runs
 from tests.support.run_records import write_run
 
 
@@ -136,20 +136,29 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     assert not read_runs([folder])[0].learned
 
 
-def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIMITS, "metrics.jsonl", 0)
-    refused(write_run(tmp_path / "kept"), "metrics.jsonl", "larger than 0 MiB")
+@pytest.mark.parametrize(
+    ("file", "limit"),
+    [
+        ("settings.json", "RECORD_BYTES"),
+        ("federation.json", "FEDERATION_BYTES"),
+        ("metrics.jsonl", "LINES_BYTES"),
+        ("duw.safetensors", "WEIGHTS_BYTES"),
+    ],
+)
+def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, limit: str) -> None:
+    monkeypatch.setenv(f"FEDUNFOLD_MAX_{limit}", "0")
+    refused(write_run(tmp_path / "kept"), file, "more than the 0 bytes", f"FEDUNFOLD_MAX_{limit}")
 
 
 def begin(folder: Path) -> None:
     """What a run leaves that has not ended."""
     (folder / "unfinished").mkdir(parents=True)
-    (folder / "unfinished" / "asked.json").write_text("{}")
+    (folder / "unfinished" / "run_spec.json").write_text("{}")
 
 
 def test_runs_that_have_not_ended(tmp_path: Path) -> None:
     begin(tmp_path / "begun")
-    refused(tmp_path / "begun", "begun has not ended", "same command")
+    refused(tmp_path / "begun", "begun has not ended", "resume it")
     (tmp_path / "followed").mkdir()
     (tmp_path / "followed" / "progress.jsonl").touch()
     refused(tmp_path / "followed", "followed has not ended")

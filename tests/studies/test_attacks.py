@@ -7,13 +7,16 @@ import torch
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.studies import reproduction as rep
 from fedunfold.studies.attacks import TIMES, Attack
-from fedunfold.studies.paper import Results
-from fedunfold.studies.reproduction import studies
+from fedunfold.studies.cases import Setting, StudyCase, list_cases
+from fedunfold.studies.jobs import list_jobs
+from fedunfold.studies.processes import run_jobs
+from fedunfold.studies.records import StudyRecords
+from fedunfold.studies.results import Results
+from fedunfold.studies.rows import list_rows
 from tests.support.federations import tiny, train
 
-SETTING = rep.Setting(trials=2)
+SETTING = Setting(trials=2)
 
 
 def seven() -> Environment:
@@ -52,29 +55,29 @@ def test_somebody_is_bad_and_somebody_is_not(bad: int) -> None:
 
 
 def test_the_study_goes_on_and_says_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "FAST", {"iterations": 2, "lr": 0.02})
+    monkeypatch.setattr("fedunfold.studies.cases.FAST", {"iterations": 2, "lr": 0.02})
     env = seven()
     studied = [
-        (rep.StudyCase(env, attack=attack), rep.entries("attack", env, SETTING))
+        (StudyCase(env, attack=attack), list_rows("attack", env, SETTING))
         for attack in (None, Attack("flip", 2), Attack("noise", 2))
     ]
     assert [case.name for case, _ in studied] == ["in-memory", "in-memory-flip-2", "in-memory-noise-2"]
-    records = rep.Records(tmp_path / "records")
-    tasks = [task for case, entries in studied for task in rep.tasks(case, entries)]
-    rep.run_jobs(tasks, records, "cpu", 1, lambda name, cost: None)
-    assert all(task.done(records) for task in tasks)
+    records = StudyRecords(tmp_path / "records")
+    jobs = [task for case, entries in studied for task in list_jobs(case, entries)]
+    run_jobs(jobs, records, "cpu", 1, lambda name, cost: None)
+    assert all(job.done(records) for job in jobs)
     text = Results(SETTING, {"attack": studied}).write(tmp_path, "x", records).read_text(encoding="utf-8")
     assert text.startswith("# Attacks")
     for shown in ("| multi-Krum, 2 bad |", "| nobody bad | 2 flip | 2 noise |"):
         assert shown in text
-    assert "- 2 noise: the screening set aside bad clients in 12 of 12 of their rounds, good ones in 0." in text
+    assert "- 2 noise: the screening rejected bad clients in 12 of 12 of their rounds, good ones in 0." in text
     by_size = "their size would give them 28.6 %"
     assert text.count(by_size) == 2
     assert (tmp_path / "attack.png").stat().st_size > 10_000
 
 
 def test_the_study_is_of_ten_sites() -> None:
-    cases = rep.cases("attack", rep.Setting(seed=3))
+    cases = list_cases("attack", Setting(seed=3))
     assert [case.name for case in cases] == [
         "digits-ten",
         "digits-ten-flip-1",
@@ -84,6 +87,6 @@ def test_the_study_is_of_ten_sites() -> None:
     ]
     assert all(len(case.env.clients) == 10 and case.env.seed == 3 for case in cases)
     assert len({case.digest for case in cases}) == 3, "noise is no other data"
-    entries = rep.entries("attack", cases[0].env, SETTING)
-    assert [entry.method.algorithm.screen for entry in entries].count("norm") == 2
-    assert {entry.method.algorithm.absent for entry in entries} == {"drop"}
+    entries = list_rows("attack", cases[0].env, SETTING)
+    assert [row.method.algorithm.screen for row in entries].count("norm") == 2
+    assert {row.method.algorithm.absent for row in entries} == {"drop"}

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-
 from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, sgd
-from fedunfold.studies.theory import Constants, Theory, analyse
+from fedunfold.studies.theory.analysis import analyse
+from fedunfold.studies.theory.quantities import Constants, Theory
 
 
 @dataclass(frozen=True)

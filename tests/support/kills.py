@@ -49,16 +49,16 @@ def load(scratch: Path) -> None:
     import fedunfold.cli.app
     import fedunfold.cli.console
     import fedunfold.runs.folder
-    import fedunfold.studies.paper
+    import fedunfold.studies.results
     from fedunfold.io import checkpoint
-    from fedunfold.studies.reproduction import studies
+    from fedunfold.studies import cases
     from fedunfold.unfolding import FAST
 
     torch.set_num_threads(1)
     learned = fu.learn_weights(fu.environment("digits-flaky").replace(rounds=1), learning=fu.Learning(iterations=1))
     fu.plot.save(fu.plot.weights(learned), scratch / "warm.png")
     checkpoint.CHECKPOINT_SECONDS = 0.0
-    vars(studies)["FAST"] = {**FAST, "iterations": 4}
+    vars(cases)["FAST"] = {**FAST, "iterations": 4}
     gc.freeze()
 
 

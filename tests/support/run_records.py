@@ -10,8 +10,7 @@ import torch
 
 from fedunfold.report.grouping import Group
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.federation_snapshot import ClientRecord, FederationRecord
-from fedunfold.runs.reader import MethodRecord, RunRecord
+from fedunfold.runs.schema import ClientRecord, FederationRecord, MethodRecord, RunRecord
 from fedunfold.version import VERSION
 
 KEYS = ("north", "south")
@@ -119,7 +118,7 @@ def write_run(
                 "loss": 1.0,
                 "class_accuracy": [90.0, None, 10.0 + 20 * number],
                 "weights": [0.4, 0.6],
-                "present": [True, True],
+                "participated": [True, True],
             }
             for number, method in enumerate(methods)
             for trial in range(2)

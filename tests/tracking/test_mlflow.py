@@ -45,14 +45,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 )
 def test_how_a_run_ended(store: Store, failure: BaseException | None, status: str) -> None:
     tracker = mlflow.MLflow("http://nowhere", "mine")
-    tracker.began({"clients": []})
-    tracker.ended(failure)
+    tracker.on_start({"clients": []})
+    tracker.on_end(failure)
     assert store.status == status
 
 
 def test_many_and_long_settings_are_sent_in_parts(store: Store) -> None:
     settings = {"clients": ["x" * 100] * 100, **{f"setting {i}": i for i in range(250)}}
-    mlflow.MLflow("http://nowhere", "mine").began(settings)
+    mlflow.MLflow("http://nowhere", "mine").on_start(settings)
     assert [len(batch["params"]) for batch in store.batches] == [100, 100, 51]
     sent = {entry.key: entry.value for batch in store.batches for entry in batch["params"]}
     assert len(sent["clients"]) == 6000
@@ -60,7 +60,7 @@ def test_many_and_long_settings_are_sent_in_parts(store: Store) -> None:
 
 
 def test_every_metric_has_its_step(store: Store) -> None:
-    result = fu.run(tiny(), tracker=mlflow.MLflow("http://nowhere", "mine"))
+    result = fu.run(tiny(), callback=mlflow.MLflow("http://nowhere", "mine"))
     sent = [metric for batch in store.batches for metric in batch.get("metrics", ())]
     losses = [(metric.step, metric.value) for metric in sent if metric.key == "fedavg/trial-0/loss"]
     assert losses == [(t, seen.loss) for t, seen in enumerate(result.evaluations)]

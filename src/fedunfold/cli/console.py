@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
 from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
@@ -33,13 +34,13 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """One line on standard error, beside the bars."""
-    err.print(f"warning: {text}", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"warning: {with_flags(text)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def note(lines: Iterable[str], about: str = "") -> None:
     """A line on standard output for everything that is odd about what is shown."""
     for line in lines:
-        say(f"note: {f'{about}: ' if about else ''}{line}")
+        say(f"note: {f'{about}: ' if about else ''}{with_flags(line)}")
 
 
 def progress() -> Progress:
@@ -75,20 +76,20 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def began(self, settings: Mapping[str, Any]) -> None:
+    def on_start(self, settings: Mapping[str, Any]) -> None:
         self._rounds = settings["rounds"] * settings.get("trials", 1)
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self.learned[method] = so_far
         task = self._task(f"{method}: learning weights", iterations)
         self._bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         task = self._task(f"{method}: rounds", self._rounds)
-        self.rounds_made = round + 1
-        self._bars.update(task, advance=1, note=f"{100 * seen.accuracy:.1f} %")
+        self.rounds_made = round_index + 1
+        self._bars.update(task, advance=1, note=f"{100 * evaluation.accuracy:.1f} %")
 
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
         # Rounds that were made before an interruption are not told of again.
         task = self._task(f"{method}: rounds", self._rounds)

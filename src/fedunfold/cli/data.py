@@ -71,7 +71,7 @@ def features(
             )
         except KeyboardInterrupt:
             done, total = done_of
-            raise Stopped(f"stopped after {done} of {total} files; the same command goes on from there.") from None
+            raise Stopped(f"stopped after {done} of {total} files; the same command resumes from there.") from None
     skipped, found = made.about.skipped, made.features
     for name, reason in skipped:
         sys.stderr.write(f"skipped {name}: {reason}\n")

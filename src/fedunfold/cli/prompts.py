@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import click
 import typer
 
 from fedunfold.cli import Stopped
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.errors import InputError
 
 Value = TypeVar("Value")
@@ -38,11 +38,11 @@ class Answers:
             try:
                 text = typer.prompt(question, default=None if default is None else shown(default), err=True)
                 return read(str(text))
-            except click.Abort:
+            except typer.Abort:
                 typer.echo(err=True)  # the question's own line
                 raise Stopped("stopped; nothing was written.") from None
             except ValueError as error:  # InputError is one too
-                reason = str(error) if isinstance(error, InputError) else f"{text!r} does not fit here."
+                reason = with_flags(str(error)) if isinstance(error, InputError) else f"{text!r} does not fit here."
                 sys.stderr.write(f"{reason}\n")
 
 

@@ -9,7 +9,7 @@ from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedunfold.runs.manifest import InputFile, RunManifest
+    from fedunfold.runs.schema import InputFile, RunManifest
 
 DIFFERENT = 1
 
@@ -27,12 +27,12 @@ def repeat(
 
     from fedunfold.cli import console
     from fedunfold.cli.app import app
-    from fedunfold.runs.manifest import RunManifest, is_taken
+    from fedunfold.runs.reader import has_ended, read_manifest
     from fedunfold.runs.system_info import machine
 
-    settings = RunManifest.of(run)
+    settings = read_manifest(run)
     folder = _new_folder(run) if out is None else out
-    if is_taken(folder):
+    if has_ended(folder):
         raise InputError(f"{folder} already holds a run; choose another --out.")
     with redirect_stdout(StringIO()):  # what the command shows has been seen
         app(args=[*_command_line(run, settings), "--out", str(folder)], standalone_mode=False)
@@ -55,11 +55,11 @@ def repeat(
 def _new_folder(run: Path) -> Path:
     """A name in runs/ that is free, or whose repetition did not end and is gone on with."""
     from fedunfold.runs.folder import RunFolder
-    from fedunfold.runs.manifest import is_taken
+    from fedunfold.runs.reader import has_ended
 
     name, number = f"repeat-{run.resolve().name}", 1
     path = RunFolder.named(name)
-    while is_taken(path):
+    while has_ended(path):
         number += 1
         path = RunFolder.named(f"{name}-{number}")
     return path

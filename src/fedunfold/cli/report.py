@@ -23,9 +23,9 @@ def report(
     """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings."""
     from fedunfold.cli import console
     from fedunfold.io.atomic import write_atomically
-    from fedunfold.report import build, read_runs
-    from fedunfold.report.render import require_extra
-    from fedunfold.runs.folder import REPORT
+    from fedunfold.report.render import build, require_extra
+    from fedunfold.runs.reader import read_runs
+    from fedunfold.runs.schema import REPORT
 
     if out is None and len(runs) > 1:
         raise InputError("several runs have no folder of their own for the report; name its file with --out.")

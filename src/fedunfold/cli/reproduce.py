@@ -10,13 +10,14 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import asked_for
+from fedunfold.cli.context import run_spec
 from fedunfold.core.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
 def reproduce(
+    context: typer.Context,
     study: Annotated[
         Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
         typer.Argument(
@@ -48,43 +49,46 @@ def reproduce(
     format: opt.Format = "text",
     resume: opt.Resume = False,
 ) -> None:
-    """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
+    """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped."""
     import torch
 
     from fedunfold.cli import console
     from fedunfold.io.atomic import FolderLock, remove_stale_temp_files
     from fedunfold.runs.folder import make_writable, write_settings
-    from fedunfold.studies import reproduction as rep
-    from fedunfold.studies.paper import Results
+    from fedunfold.studies.cases import STUDIES, Setting
+    from fedunfold.studies.jobs import list_jobs
+    from fedunfold.studies.processes import run_jobs
+    from fedunfold.studies.records import StudyRecords, check_same
+    from fedunfold.studies.results import Results
     from fedunfold.training.learn import device_of
 
-    setting = rep.Setting(schedule, trials, seed, device)
+    setting = Setting(schedule, trials, seed, device)
     folder = out or Path("runs") / f"reproduce-{study}"
-    wanted = rep.STUDIES if study == "all" else (study,)
+    wanted = STUDIES if study == "all" else (study,)
     results = Results.of(wanted, setting, assignment, only or ())
     made = make_writable(folder)
-    records = rep.Records(folder / "records")
+    records = StudyRecords(folder / "records")
     if resume and not records.begun:
         if made:
             folder.rmdir()
-        raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
+        raise InputError(f"{folder} holds no records to resume from; leave out --resume to begin.")
     with FolderLock(folder):
         remove_stale_temp_files(folder, "records")
-        rep.check_same(records, setting, [case for case, _ in results.cases()])
-        tasks = [task for case, entries in results.cases() for task in rep.tasks(case, entries)]
-        todo = [task for task in tasks if not task.done(records)]
-        for task in tasks:
-            if task not in todo:
-                task.clean_up(records)
-        if 0 < len(todo) < len(tasks):
-            log.info("going on: %d of %d records are in %s", len(tasks) - len(todo), len(tasks), records.folder)
+        check_same(records, setting, [case for case, _ in results.cases()])
+        every = [job for case, rows in results.cases() for job in list_jobs(case, rows)]
+        todo = [job for job in every if not job.done(records)]
+        for job in every:
+            if job not in todo:
+                job.clean_up(records)
+        if 0 < len(todo) < len(every):
+            log.info("resuming: %d of %d records are in %s", len(every) - len(todo), len(every), records.folder)
         if todo:
             device_of(device)
         began = time.monotonic()
         with console.progress() as bars:
-            bar = bars.add_task("reproducing", total=sum(task.cost for task in todo), note="")
+            bar = bars.add_task("reproducing", total=sum(job.cost for job in todo), note="")
             try:
-                rep.run_jobs(
+                run_jobs(
                     todo,
                     records,
                     device,
@@ -92,13 +96,13 @@ def reproduce(
                     lambda name, cost: bars.update(bar, advance=cost, note=name),
                 )
             except KeyboardInterrupt:
-                raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
+                raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
         said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
         said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
         options = [str(part) for option, value in said if value is not None for part in (option, value)]
         command = shlex.join(["fedunfold", "reproduce", study, *options])
         file = results.write(folder, command, records, computed=bool(todo))
-        write_settings(folder, asked_for("reproduce"), threads=1, files=results.files(records))
+        write_settings(folder, run_spec(context), threads=1, files=results.files(records))
     seconds = time.monotonic() - began
     if format == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})

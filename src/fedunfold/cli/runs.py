@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from fedunfold.cli import Stopped
@@ -138,7 +137,7 @@ def _ask(runs: "list[RunSummary]") -> None:
     names = ", ".join(str(run.path) for run in runs)
     try:
         agreed = typer.confirm(f"Delete {_files(runs)} of {names}?", err=True)
-    except click.Abort:
+    except typer.Abort:
         sys.stderr.write("\n")  # Ctrl-C and Ctrl-D leave the cursor behind the question
         agreed = False
     if not agreed:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Theory
+    from fedunfold.studies.theory.quantities import Theory
 
 Run = Annotated[
     Path,
@@ -61,7 +61,8 @@ def theory(
     from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.studies.theory import Constants, analyse_learned
+    from fedunfold.studies.theory.analysis import analyse_learned
+    from fedunfold.studies.theory.quantities import Constants
 
     constants = Constants(L=L, sigma=sigma, G=G, kappa=kappa, beta=beta, gap=gap)
     file = _weights_file(run, weights)
@@ -93,9 +94,9 @@ def theory(
 
 
 def _weights_file(run: Path, name: str | None) -> Path:
+    from fedunfold.core.registry import unknown
     from fedunfold.io.atomic import is_folder, is_plain_file
-    from fedunfold.runs.folder import MODEL
-    from fedunfold.training.methods import unknown
+    from fedunfold.runs.schema import MODEL
 
     if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
@@ -130,7 +131,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
     algorithm = learned_method(learned).algorithm
     if result.conditions[-1].holds is False:
         yield (
-            f"clients make different numbers of steps and {algorithm.update.name} does not normalise them: "
+            f"clients make different numbers of steps and {algorithm.local.name} does not normalise them: "
             "the run goes to another objective than the theorem's; --recast gives the bound for it as it is."
         )
     if unmet := [condition.statement for condition in result.conditions[:-1] if condition.holds is False]:
@@ -141,7 +142,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"the server's steps are stretched by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."
     if algorithm.absent == "remember":
         yield "the server remembers updates of absent clients; the theorem has fresh ones."
-    if algorithm.server.name != "plain":
+    if algorithm.server.name != "sgd":
         yield f"the server is {algorithm.server.name}; the theorem is about plain averaging."
     missing = [name for name, value in vars(result.constants).items() if value is None]
     if missing:

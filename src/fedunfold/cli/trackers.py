@@ -26,14 +26,14 @@ def trackers(
 
     name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
     live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
-    return CallbackList(progress, *live, *(_tracker(where, name) for where in asked or ()), say=console.warn)
+    return CallbackList(progress, *live, *(_tracker(where, name) for where in asked or ()), log=console.warn)
 
 
 def tell_kept(tracker: "Callback", folder: "RunFolder") -> None:
     """Name the files in the folder, once they are written."""
-    from fedunfold.runs.folder import recorded_files
+    from fedunfold.runs.reader import list_files
 
-    tracker.kept(recorded_files(folder.path))
+    tracker.on_artifacts(list_files(folder.path))
 
 
 def _tracker(asked: str, name: str) -> "Callback":

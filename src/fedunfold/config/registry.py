@@ -45,6 +45,6 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise InputError(
-        f"There is no environment {text!r}{hint} Choose one of {', '.join(names)}, or give the path of a file that "
-        "ends in .toml."
+        f"There is no environment {text!r}{hint} Bundled are {', '.join(names)}; "
+        "a file of your own is given by a path that ends in .toml."
     )

@@ -69,6 +69,8 @@ class TrainRequest:
         stores_updates: Whether the server stores single updates beyond the round.
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
+        curvature: Whether the backward pass of this round counts the curvature of the training loss; first order leaves
+            it out.
     """
 
     run: str
@@ -82,6 +84,7 @@ class TrainRequest:
     stores_updates: bool = False
     compares_updates: bool = False
     broadcast: Broadcast | None = None
+    curvature: bool = True
 
     @property
     def outer_along_path(self) -> OuterLoss | None:

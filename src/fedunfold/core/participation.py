@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedunfold.core import rng
+from fedunfold.core.errors import InputError
 from fedunfold.core.parts import ClientSampler
 
 
@@ -77,8 +78,14 @@ class RoundRng:
         cohort = np.ones(len(client_ids), dtype=bool)
         if clients_per_round is not None and clients_per_round < len(client_ids):
             tickets = np.array([self._uniform("sampling", client_id) for client_id in client_ids])
+            chosen = set(np.asarray(sampler.sample(tickets, num_examples, clients_per_round)).tolist())
+            if len(chosen) != clients_per_round or not chosen <= set(range(len(client_ids))):
+                raise InputError(
+                    f"round {self.round}: client sampler '{sampler.name}' must name {clients_per_round} different "
+                    f"clients by their indices from 0 to {len(client_ids) - 1}, not {sorted(chosen)}."
+                )
             cohort[:] = False
-            cohort[sampler.sample(tickets, num_examples, clients_per_round)] = True
+            cohort[list(chosen)] = True
         reachable = [
             bool(sampled) and (p >= 1 or self._uniform("presence", client_id) < p)
             for client_id, p, sampled in zip(client_ids, probabilities, cohort, strict=True)

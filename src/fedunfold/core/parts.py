@@ -56,6 +56,12 @@ class LocalOptimizer(Part, ABC):
         return None
 
     @property
+    def uses_gradients_only(self) -> bool:
+        """Whether w_k − w^(t) is a function of the gradients alone, as with momentum and not with weight decay: the
+        first-order adjoint then needs no backward pass through the steps."""
+        return self.fused_mu is not None
+
+    @property
     def normalized(self) -> bool:
         """Whether all clients' updates are scaled to the same number of steps."""
         return False
@@ -158,7 +164,7 @@ class OuterLoss(Part, ABC):
     """Whether only the final evaluation, t = T, counts."""
     per_epoch: ClassVar[bool] = False
     """Whether client k's terms are divided by its epochs E_k."""
-    is_cross_entropy: ClassVar[bool] = True
+    is_cross_entropy: ClassVar[bool] = False
     """Whether a sample's outer loss is its training loss times a coefficient."""
 
     @property

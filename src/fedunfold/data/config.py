@@ -84,7 +84,7 @@ class FeaturesSource(Settings):
         if not is_plain_file(found):
             raise InputError(
                 f"There is no features file {self.path} beside the environment or in the folder FEDUNFOLD_DATA; "
-                "extract it from the images (fedunfold.data.vision.extraction.extract)."
+                "extract the features of the images into one."
             )
         features = load_features(found)
         if self.scaling == "unit":

@@ -1,5 +1,5 @@
-"""Writing files so that none is ever seen half-written, folders so that one process at a time does, and reading small
-ones within limits."""
+"""Writing files so that none is ever seen half-written, locking folders so that one process at a time writes there, and
+reading small files within limits."""
 
 import contextlib
 import errno
@@ -15,23 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.errors import InputError, WriteError
-from fedunfold.io.limits import RECORD_BYTES, Limit
+from fedunfold.io.limits import NAME_PARTS, RECORD_BYTES, Limit
 
 if sys.platform != "win32":
     import fcntl
 
 _LEFT_OVER = "-partial-"
 _TEMPORARY = re.compile(rf"{_LEFT_OVER}[a-z0-9_]{{8}}(\.[^.]*)?$")  # as tempfile names them
-NAME_PARTS = 16
 PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
-LONG_NAME = re.compile(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS}}}")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, previous: Path | None = None) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
 
     The content is on the disk before the name is, and the name before this returns: a machine that stops at any
-    moment leaves the old file or the new one. With `previous`, the old one stays there.
+    moment leaves the old file or the new one.
+
+    Args:
+        path: The file; folders above it are made.
+        write: Fills the file whose path it is given.
+        previous: Where the old file is moved to; without it, the old file is replaced.
+
+    Raises:
+        WriteError: Where something cannot be written; the old file is still whole.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +55,12 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, previous: P
                 _to_disk(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+    except WriteError:  # of another file, within `write`
+        raise
     except OSError as error:
-        raise _told(error, path) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, and run it again" if full else "choose a folder you can write to"
+        raise WriteError(f"cannot write {path}: {error.strerror or error}; {remedy}.") from error
 
 
 def _to_disk(path: Path) -> None:
@@ -61,15 +71,9 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _told(error: OSError, path: Path) -> WriteError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free some space, and run the same command again" if full else "choose a folder you can write to"
-    return WriteError(f"cannot write {path}: {error.strerror or error}; {remedy}.")
-
-
 def remove_stale_temp_files(folder: Path, *inner: str) -> None:
-    """Delete what writers that were killed left half-written in a folder, and at any depth in the `inner` ones; only
-    for who holds the folder's lock."""
+    """Delete what killed processes left half-written in a folder, and at any depth in the `inner` ones; only for who
+    holds the folder's lock."""
     found = [
         *folder.glob(f".*{_LEFT_OVER}*"),
         *(f for name in inner for f in (folder / name).rglob(f".*{_LEFT_OVER}*")),
@@ -100,7 +104,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         except BlockingIOError:
             self.release()
             raise InUseError(
-                f"another process is writing to {folder}; wait until it has ended, or choose another --out."
+                f"another process is writing to {folder}; wait until it has ended, or choose another folder."
             ) from None
         except OSError as error:
             self.release()
@@ -154,8 +158,8 @@ def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """A TOML document. tomllib's work grows with the square of the parts of a dotted name, and so they are few."""
-    if LONG_NAME.search(text):
-        raise InputError(f"has a dotted name of more than {NAME_PARTS} parts; shorten it")
+    if found := re.search(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS.value}}}", text):
+        NAME_PARTS.check(NAME_PARTS.value + 1, f"has too long a dotted name ({found[0][:20]}…): ")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits

@@ -30,6 +30,10 @@ class Momentum(LocalOptimizer):
         if not 0 < self.rho < 1:
             raise InputError(f"momentum needs 0 < rho < 1, not {self.rho}.")
 
+    @property
+    def uses_gradients_only(self) -> bool:
+        return True
+
     def init(self, params: Tensor) -> State:
         return (torch.zeros_like(params),)
 

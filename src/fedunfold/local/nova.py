@@ -8,7 +8,7 @@ Reference: Wang et al. 2020, Tackling the Objective Inconsistency Problem in Het
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -65,7 +65,7 @@ class Accumulated(LocalOptimizer):
     def name(self) -> str:  # type: ignore[override]  # of an instance, because it has the base's name in it
         return f"accumulated-{self.base.name}"
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> dict[str, Any]:
         return self.base.describe() | {"name": self.name}
 
     @property
@@ -75,6 +75,10 @@ class Accumulated(LocalOptimizer):
     @property
     def fused_mu(self) -> float | None:
         return self.base.fused_mu
+
+    @property
+    def uses_gradients_only(self) -> bool:
+        return self.base.uses_gradients_only
 
     def init(self, params: Tensor) -> State:
         return self.base.init(params)

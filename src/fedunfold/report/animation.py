@@ -8,7 +8,7 @@ import numpy as np
 
 from fedunfold.report.insights import loss_in_words
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.reader import Floats
+from fedunfold.runs.schema import Floats
 
 STEPS = 2**16 - 1
 MOST_VALUES = 600_000  # 1.6 MB in the page

@@ -1,7 +1,7 @@
 """Charts as Plotly reads them: plain data, drawn in the browser.
 
 Colours are names of the page's own (`var(--…)`, with two digits of opacity where they follow), so that light and dark
-are decided there. All text from a folder passes through `drawn`.
+are decided there. All text from a folder passes through `escaped`.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedunfold.report.grouping import Group
-from fedunfold.report.text import drawn
-from fedunfold.runs.federation_snapshot import FederationRecord
-from fedunfold.runs.reader import Floats, RunRecord
+from fedunfold.report.text import escaped
+from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
 
 Chart = dict[str, Any]
 
@@ -56,7 +55,7 @@ def labels_held(federation: FederationRecord, clients: Sequence[str], classes: S
     """How many samples of each class each client holds; nothing where it has none."""
     counts = [[count or None for count in client.label_counts] for client in federation.clients]
     most = max(max(client.label_counts) for client in federation.clients)
-    trace = _heatmap(counts, clients, [drawn(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
+    trace = _heatmap(counts, clients, [escaped(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
     chart = _grid({**trace, "zmin": 0, "zmax": most}, clients, "class")
     chart["layout"]["xaxis"]["type"] = "category"  # names may look like numbers
     del chart["layout"]["xaxis"]["tickangle"]  # and may be long: turned where they need it
@@ -82,7 +81,7 @@ def before_and_after(
         order = np.argsort(after if before is None else before, kind="stable")
         names, after = [names[i] for i in order], after[order]
         before = None if before is None else before[order]
-    places = [drawn(name) for name in names]
+    places = [escaped(name) for name in names]
     traces: list[Chart] = []
     if before is not None:
         for gains, colour, name in ((True, "var(--gain)", "gains"), (False, "var(--loss)", "loses")):
@@ -115,7 +114,7 @@ def _marks(places: Sequence[str], values: Floats, name: str, marker: Chart) -> C
     return _trace(
         places,
         [_round(value) for value in values],
-        drawn(name),
+        escaped(name),
         mode="markers",
         marker=marker,
         hovertemplate="%{x}: %{y:.1f} %",
@@ -127,7 +126,7 @@ def _line(x: Sequence[int], y: Floats, name: str, index: int, hover: str) -> Cha
     return _trace(
         x,
         [_round(value) for value in y],
-        drawn(name),
+        escaped(name),
         mode="lines+markers" if len(x) <= MARKED else "lines",
         line={"color": colour, "width": 2.5, "dash": DASHES[index % len(DASHES)]},
         marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
@@ -158,7 +157,7 @@ def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int | str], h
     return {
         "type": "heatmap",
         "x": list(x),
-        "y": [drawn(client) for client in clients],
+        "y": [escaped(client) for client in clients],
         "z": z,
         "colorscale": RAMP,
         "xgap": 1 if len(x) <= MARKED else 0,

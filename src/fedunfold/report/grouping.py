@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedunfold.runs.federation_snapshot import FederationRecord
-from fedunfold.runs.reader import MethodRecord, RunRecord
+from fedunfold.runs.schema import FederationRecord, MethodRecord, RunRecord
 
 BASELINE = "fedavg"
 

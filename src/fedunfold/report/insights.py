@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedunfold.report.grouping import Entry, Group
-from fedunfold.runs.federation_snapshot import FederationRecord
-from fedunfold.runs.reader import Floats, RunRecord
+from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
 
 MOST_CLIENTS = 4
 MOST_CLASSES = 6

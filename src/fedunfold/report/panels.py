@@ -9,7 +9,7 @@ from fedunfold.report.animation import Frames, of_learning, of_use
 from fedunfold.report.grouping import Group
 from fedunfold.report.tables import Table, numbers_table
 from fedunfold.report.text import shortened
-from fedunfold.runs.reader import Floats, RunRecord
+from fedunfold.runs.schema import Floats, RunRecord
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from fedunfold.report.grouping import Group, grouped
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
 from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
-from fedunfold.report.text import distinct
-from fedunfold.runs.reader import RunRecord
+from fedunfold.runs.labels import distinct
+from fedunfold.runs.schema import RunRecord
 from fedunfold.version import VERSION
 
 ROBUST = re.compile(r"\b(median|trimmed|krum)\b")  # as a method's name says that it is not the mean

@@ -1,6 +1,6 @@
 """The page's tables, as text in rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,13 @@ import numpy as np
 
 from fedunfold.report.grouping import Entry, Group
 from fedunfold.report.insights import ended, epochs_of, worst_client
-from fedunfold.report.text import plain
-from fedunfold.runs.federation_snapshot import ClientRecord, FederationRecord
-from fedunfold.runs.reader import Floats, RunRecord
+from fedunfold.runs.labels import plain
+from fedunfold.runs.schema import ClientRecord, FederationRecord, Floats, RunRecord
+from fedunfold.tracking.scalars import leaves
 
 MOST_ROWS = 500
 MOST_LABELS = 8
 MOST_LEARNED = 3  # columns of learned weights beside the clients
-DEEPEST = 8  # settings within settings
 NONE = "–"
 
 
@@ -122,21 +121,16 @@ def _number(value: float, digits: int) -> str:
 
 def settings_table(run: RunRecord) -> Table:
     """settings.json line by line, the digest that stands for the federation, and how weights were learned."""
-    digest = [("federation digest", run.federation.digest)] if run.federation is not None else []
-    learned = [row for name, weights in run.learned.items() for row in _flat(weights.settings, name)]
-    rows = [*digest, *_flat(run.settings, ""), *learned]
+    digest = {} if run.federation is None else {"federation digest": run.federation.digest}
+    own = {name: value for name, value in run.settings.items() if name != "files"}
+    learned = {name: weights.settings for name, weights in run.learned.items()}
+    rows = [
+        (plain(name), plain(", ".join(map(_word, value)) if isinstance(value, list) else _word(value)))
+        for settings in (digest, own, learned)
+        for name, value in leaves(settings)
+        if value is not None
+    ]
     return Table(("setting", "value"), tuple(rows[:MOST_ROWS]), words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
-
-
-def _flat(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Nested settings as (name with dots, value); what was not set and the list of files say nothing."""
-    if name == "files" or value is None:
-        return
-    if isinstance(value, dict) and depth < DEEPEST:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{plain(key)}" if name else plain(key), depth + 1)
-    else:
-        yield name, plain(", ".join(map(_word, value)) if isinstance(value, list) else _word(value))
 
 
 def _word(value: Any) -> str:

@@ -1,42 +1,15 @@
-"""Names that come from a folder, made fit to be shown."""
+"""Labels as charts show them."""
 
 import html
 from collections.abc import Sequence
 
-LONGEST = 80
+from fedunfold.runs.labels import distinct
+
 SHORT = 18
 
 
-def plain(text: str) -> str:
-    """One line of printable characters, no longer than a label can be.
-
-    >>> plain("site\\u202e-a\\n")
-    'site\N{REPLACEMENT CHARACTER}-a\N{REPLACEMENT CHARACTER}'
-    """
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: LONGEST + 1])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
-
-
-def distinct(labels: Sequence[str]) -> tuple[str, ...]:
-    """The same labels, numbered where one comes again: a chart would take them for one.
-
-    >>> distinct(["a", "b", "a"])
-    ('a', 'b', 'a (2)')
-    """
-    found: list[str] = []
-    taken: set[str] = set()
-    for label in labels:
-        chosen, number = label, 1
-        while chosen in taken:
-            number += 1
-            chosen = f"{label} ({number})"
-        taken.add(chosen)
-        found.append(chosen)
-    return tuple(found)
-
-
 def shortened(labels: Sequence[str]) -> tuple[str, ...]:
-    """As much of each as an axis has room for, still told apart.
+    """As much of each as an axis has room for, still distinct.
 
     >>> shortened(["melanoma", "squamous cell carcinoma"])
     ('melanoma', 'squamous cell car…')
@@ -44,10 +17,10 @@ def shortened(labels: Sequence[str]) -> tuple[str, ...]:
     return distinct([label if len(label) <= SHORT else label[: SHORT - 1] + "…" for label in labels])
 
 
-def drawn(label: str) -> str:
-    """A label inside a chart, whose text knows tags of its own: none of these is one.
+def escaped(label: str) -> str:
+    """A label inside a chart, where Plotly would read tags of its own.
 
-    >>> drawn("<b>site</b>")
+    >>> escaped("<b>site</b>")
     '&lt;b&gt;site&lt;/b&gt;'
     """
     return html.escape(label, quote=False)

@@ -1,7 +1,6 @@
-"""The runs in a folder: found, read, set side by side and deleted. What is damaged is told of, and stops nothing."""
+"""The runs in a folder: listed, compared and deleted. A damaged one is described, and stops nothing."""
 
-import json
-import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,28 +10,35 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.registry import unknown
-from fedunfold.io.atomic import FolderLock, InUseError, parse_toml, read_text
-from fedunfold.io.limits import LINES_BYTES, RECORD_BYTES
-from fedunfold.runs.folder import REPORT, SETTINGS, recorded, recorded_files
+from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
+from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir
+from fedunfold.runs.schema import ENVIRONMENT, METRICS, REPORT, RESULT, SETTINGS
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.tracking.scalars import flattened
 
-State = Literal["finished", "unfinished", "damaged"]
 MEASURES = ("accuracy_mean", "accuracy_sd", "accuracy", "loss", "outer_loss")
+LARGEST = sys.float_info.max  # a whole number in a file may be beyond it
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a folder says of its run. `results` has a row for each method; `problem` says what is damaged or missing.
+    """What a folder says about its run.
 
-    `made` is when settings.json was written, or what is newest of an unfinished run; `size` the bytes in `files`,
-    without the report, which is made later.
+    Attributes:
+        path: The folder.
+        state: Whether the run has ended, can be resumed or is at work, or is damaged.
+        settings: settings.json, or what a run without it began with.
+        results: A row for each method.
+        problem: What is damaged or missing.
+        environment: environment.toml.
+        files: The run's files that exist, settings.json last.
+        made: When settings.json was written, or the newest file of an unfinished run.
+        size: Bytes in the files, without the report, which is made later.
     """
 
     path: Path
-    state: State
+    state: Literal["finished", "unfinished", "damaged"]
     settings: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
     problem: str = ""
@@ -43,17 +49,19 @@ class RunSummary:
 
     @property
     def name(self) -> str:
+        """The folder's name."""
         return self.path.name
 
     @property
     def methods(self) -> list[str]:
-        """Those asked for, or where the settings name none, those with results."""
+        """Those in the settings, or where they name none, those with results."""
         named = self.settings.get("methods", self.settings.get("method"))
         if isinstance(named, str | list):
             return [str(name) for name in ([named] if isinstance(named, str) else named)]
         return [str(row["method"]) for row in self.results if "method" in row]
 
     def as_json(self) -> dict[str, Any]:
+        """Plain values."""
         return {
             "name": self.name,
             "path": str(self.path),
@@ -68,74 +76,67 @@ class RunSummary:
         }
 
 
-class _DamagedError(Exception):
-    """What is wrong with a run's file."""
-
-
 def runs_in(folder: Path) -> list[RunSummary]:
-    """All runs below a folder, by name; whatever else is there is passed over."""
-    return [read_run(path) for path in _run_folders(folder)]
+    """All runs below a folder, by name; whatever else is there is ignored."""
+    return [summarize(path) for path in _run_folders(folder)]
 
 
 def find_run(name: str, folder: Path) -> RunSummary:
-    """The run of a name, or of a path into the folder; never one elsewhere."""
+    """One of the runs in a folder.
+
+    Args:
+        name: Its name, or a path into the folder; never one elsewhere.
+        folder: The folder that holds the runs.
+
+    Raises:
+        InputError: There is no such run.
+    """
     path = Path(name) if len(Path(name).parts) > 1 else folder / name
     if path.resolve().parent != folder.resolve() or path.name in ("", ".."):
-        raise InputError(f"'{name}' is not in {folder}; say with --in which folder holds the run.")
+        raise InputError(f"'{name}' is not in {folder}; name the folder that holds the run.")
     if path.is_symlink():
-        raise InputError(f"{path} is a link; give the folder that it leads to, with --in.")
+        raise InputError(f"{path} is a link; name the folder that holds what it leads to.")
     path = folder / path.name
     if not path.is_dir():
         known = [found.name for found in _run_folders(folder)]
         if not known:
             raise InputError(f"there is no run '{name}': {folder} holds none.")
-        raise InputError(f"{unknown('run', path.name, known)}")
+        raise InputError(unknown("run", path.name, known))
     if not _is_run(path):
         raise InputError(f"{path} is not a run folder: it has neither {SETTINGS} nor {PROGRESS}.")
-    return read_run(path)
+    return summarize(path)
 
 
-def read_run(path: Path) -> RunSummary:
-    """The run in a folder; reading never fails, because that a file cannot be read is what there is to say."""
-    files: list[Path] = []
+def summarize(path: Path) -> RunSummary:
+    """The run in a folder. This never fails: that a file cannot be read is what there is to say."""
+    live, unfinished = path / PROGRESS, ResumeDir(path)
+    summary = RunSummary(path, "damaged")
     try:
-        live = path / PROGRESS
-        files = [*([live] if live.is_file() else ()), *recorded_files(path)]
-        unfinished = ResumeDir(path)
+        files = [*([live] if live.is_file() else ()), *list_files(path)]
         ended = [file for file in files if file.name == SETTINGS and not unfinished.exists]
-        dated = ended or [*files, *unfinished.folder.glob("*")]
-        run = replace(
-            _read(path, files),
+        times = [file.stat().st_mtime for file in ended or [*files, *unfinished.folder.glob("*")]]
+        summary = replace(
+            summary,
             files=files,
-            made=datetime.fromtimestamp(max(file.stat().st_mtime for file in dated), UTC),
+            made=datetime.fromtimestamp(max(times), UTC) if times else None,
             size=sum(file.stat().st_size for file in files if file.name != REPORT),
         )
-        json.dumps(run.settings, allow_nan=False)
+        if not holds_run(path):
+            began, results = _read_progress(live) if live in files or not unfinished.exists else ({}, [])
+            problem = "it was ended half-way, or is at work"
+            return replace(summary, state="unfinished", settings=began, results=results, problem=problem)
+        settings = read_settings(path)
+        summary = replace(summary, settings=settings)
+        environment, results = _read_results(path, settings, files)
+    except DamagedRunError as error:
+        return replace(summary, problem=error.problem)
+    except InputError as error:
+        return replace(summary, problem=str(error).rstrip("."))
     except OSError as error:
-        return RunSummary(path, "damaged", problem=f"it cannot be read: {error.strerror}", files=files)
-    except ValueError:
-        return RunSummary(path, "damaged", problem=f"{SETTINGS} has numbers that are none", files=files)
-    return run
-
-
-def _read(path: Path, files: Sequence[Path]) -> RunSummary:
-    settings = recorded(path)
-    try:
-        if settings is None:
-            live = path / PROGRESS
-            began, results = _progress(live) if live.is_file() or not ResumeDir(path).exists else ({}, [])
-            return RunSummary(path, "unfinished", began, results, "it was ended half-way, or is at work")
-        listed = settings.get("files")
-        if not isinstance(settings.get("command"), str) or not isinstance(listed, list):
-            raise _DamagedError(f"{SETTINGS} cannot be read as that of a run")
-        if missing := [str(name) for name in listed if path / str(name) not in files]:
-            raise _DamagedError(f"{missing[0]} is missing")
-        environment = _toml(path / "environment.toml") if "environment.toml" in listed else {}
-        results = _results(path, listed)
-    except _DamagedError as error:
-        return RunSummary(path, "damaged", settings or {}, problem=str(error))
-    short = _shortfall(settings, results) or ("the same command goes on" if ResumeDir(path).exists else "")
-    return RunSummary(path, "unfinished" if short else "finished", settings, results, short, environment)
+        return replace(summary, problem=f"it cannot be read: {error.strerror}")
+    short = _shortfall(settings, results) or ("it can be resumed" if unfinished.exists else "")
+    state: Literal["finished", "unfinished"] = "unfinished" if short else "finished"
+    return replace(summary, state=state, results=results, problem=short, environment=environment)
 
 
 def differing(runs: Sequence[RunSummary]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
@@ -147,7 +148,7 @@ def differing(runs: Sequence[RunSummary]) -> tuple[dict[str, list[Any]], dict[st
 
 @contextmanager
 def locked(runs: Sequence[RunSummary]) -> Iterator[None]:
-    """Nobody else writes to any of these runs; refused where somebody does."""
+    """Let no other process write to any of these runs; refused where one does."""
     with ExitStack() as locks:
         for run in runs:
             try:
@@ -158,7 +159,11 @@ def locked(runs: Sequence[RunSummary]) -> Iterator[None]:
 
 
 def delete_run(run: RunSummary) -> list[str]:
-    """Delete the files that the run recorded, and its folder where nothing else is in it; returns what stays."""
+    """Delete the files that the run recorded, and its folder where nothing else is in it.
+
+    Returns:
+        The names of what stays.
+    """
     try:
         for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
             file.unlink(missing_ok=True)
@@ -169,7 +174,7 @@ def delete_run(run: RunSummary) -> list[str]:
         if not left:
             run.path.rmdir()
     except OSError as error:
-        raise InputError(f"cannot delete the run in {run.path}: {error.strerror}.") from error
+        raise InputError(f"cannot delete the run in {run.path}: {error.strerror or error}.") from error
     return left
 
 
@@ -177,7 +182,7 @@ def _run_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and _is_run(path))
     except FileNotFoundError as error:
-        raise InputError(f"there is no folder {folder}; say with --in where the runs are.") from error
+        raise InputError(f"there is no folder {folder}; name the folder that holds the runs.") from error
     except OSError as error:
         raise InputError(f"cannot read the folder {folder}: {error.strerror}.") from error
 
@@ -186,63 +191,53 @@ def _is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (SETTINGS, PROGRESS)) or ResumeDir(path).exists
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_text(file, LINES_BYTES if file.suffix == ".jsonl" else RECORD_BYTES)
-    except InputError as error:  # too large, or no text
-        raise _DamagedError(str(error).rstrip(".")) from error
-    except OSError as error:
-        raise _DamagedError(f"{file.name} cannot be read") from error
+def _read_results(
+    path: Path, settings: Mapping[str, Any], files: Sequence[Path]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """environment.toml, and a row for each method: a comparison's own, with its trials, or the last of the metrics."""
+    listed = settings.get("files")
+    if not isinstance(settings.get("command"), str) or not isinstance(listed, list):
+        raise DamagedRunError(path / SETTINGS, "cannot be read as that of a run")
+    if missing := [path / str(name) for name in listed if path / str(name) not in files]:
+        raise DamagedRunError(missing[0], "is missing")
+    environment = _read_toml(path / ENVIRONMENT) if ENVIRONMENT in listed else {}
+    metrics, result = path / METRICS, path / RESULT
+    texts = read_file(metrics).splitlines() if METRICS in listed else []
+    lines = [parse_object(text, metrics, number) for number, text in enumerate(texts, 1)]
+    if RESULT not in listed:
+        if METRICS in listed and not lines:
+            raise DamagedRunError(metrics, "is empty")
+        return environment, [_row(line) for line in lines[-1:]]
+    rows = parse_object(read_file(result), result).get("methods")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DamagedRunError(result, "has no rows for methods")
+    trials = Counter(method for method, _ in {(str(line.get("method")), str(line.get("trial"))) for line in lines})
+    return environment, [{**_row(row), "trials": trials[str(row.get("method"))]} for row in rows]
 
 
-def _toml(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, Any]:
+    text = read_file(file)
     try:
-        return parse_toml(_text(file))
+        return parse_toml(text)
     except InputError as error:
-        raise _DamagedError(f"{file.name} is no TOML") from error
+        raise DamagedRunError(file, str(error)) from error
 
 
-def _json(text: str, file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _DamagedError(f"{file.name} is no JSON") from error
-    if not isinstance(content, dict):
-        raise _DamagedError(f"{file.name} holds no JSON objects")
-    return content
-
-
-def _results(path: Path, listed: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each method: a comparison's own, with its trials, or what the last line of the metrics says."""
-    metrics = path / "metrics.jsonl"
-    lines = [_json(line, metrics) for line in _text(metrics).splitlines()] if metrics.name in listed else []
-    file = path / "result.json"
-    if file.name in listed:
-        rows = _json(_text(file), file).get("methods")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise _DamagedError(f"{file.name} has no rows for methods")
-        trials = Counter(method for method, _ in {(str(line.get("method")), str(line.get("trial"))) for line in lines})
-        return [{**_row(row), "trials": trials[str(row.get("method"))]} for row in rows]
-    if not lines and metrics.name in listed:
-        raise _DamagedError(f"{metrics.name} is empty")
-    return [_row(lines[-1])] if lines else []
-
-
-def _progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+def _read_progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """Settings and the last line of every method in a live file; lines that were cut do not count."""
     settings: Mapping[str, Any] = {}
     rows: dict[str, dict[str, Any]] = {}
-    for line in _text(file).splitlines():
+    for line in read_file(file).splitlines():
         try:
-            record = _json(line, file)
-        except _DamagedError:
+            record = parse_object(line, file)
+        except DamagedRunError:
             continue
         if isinstance(record.get("began"), dict):
             settings, rows = record["began"], {}
         elif isinstance(record.get("method"), str):
             rows[record["method"]] = _row(record)
     if not settings:
-        raise _DamagedError(f"{file.name} does not say what began")
+        raise DamagedRunError(file, "does not say what began")
     return settings, list(rows.values())
 
 
@@ -251,28 +246,21 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     counts = {name: record[name] for name in ("iteration", "round") if isinstance(record.get(name), int)}
     numbers = {name: record[name] for name in MEASURES if isinstance(record.get(name), int | float)}
     method = {"method": str(record["method"])} if "method" in record else {}
-    return {**method, **counts, **{name: value for name, value in numbers.items() if _is_finite(value)}}
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can be
-        return False
+    return {**method, **counts, **{name: value for name, value in numbers.items() if abs(value) <= LARGEST}}
 
 
 def _shortfall(settings: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
-    """What was asked for and is not there: Ctrl-C and failures keep what was finished."""
+    """What was to be computed and is not there: Ctrl-C and failures save what was finished."""
     learning, methods = settings.get("learning"), settings.get("methods")
     if settings["command"] == "learn" and results and isinstance(learning, dict):
-        done, asked = results[0].get("iteration", 0) + 1, learning.get("iterations")
-        return f"{done} of {asked} outer iterations" if done != asked else ""
+        done, requested = results[0].get("iteration", 0) + 1, learning.get("iterations")
+        return f"{done} of {requested} outer iterations" if done != requested else ""
     if isinstance(methods, list) and len(results) < len(methods):
         return f"{len(results)} of {len(methods)} methods"
-    asked = settings.get("trials")
-    short = [row for row in results if isinstance(asked, int) and row.get("trials", asked) < asked]
+    requested = settings.get("trials")
+    short = [row for row in results if isinstance(requested, int) and row.get("trials", requested) < requested]
     if short:
-        return f"{short[0]['trials']} of {asked} trials of {short[0].get('method')}"
+        return f"{short[0]['trials']} of {requested} trials of {short[0].get('method')}"
     return ""
 
 
@@ -282,7 +270,7 @@ def _all_settings(run: RunSummary) -> dict[str, Any]:
     clients = federation.get("clients")
     if isinstance(clients, list) and all(isinstance(client, dict) and "key" in client for client in clients):
         federation["clients"] = {client["key"]: client for client in clients}  # one by one, not as one long line
-    return flattened({**own, **({"environment.toml": federation} if federation else {})})
+    return flattened({**own, **({ENVIRONMENT: federation} if federation else {})})
 
 
 def _all_results(run: RunSummary) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a command was asked for, and the folder of a run that has not ended."""
+"""What a run is to compute, and where one stands that has not ended: all that resuming it needs."""
 
 import hashlib
 import json
@@ -20,15 +20,21 @@ from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
 UNFINISHED = "unfinished"
-"""The folder, in that of a run, of where it stands."""
+"""The folder, in that of a run, with its checkpoints."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that decides what a command computes: asked the same again, it gives the same bytes.
+    """All that decides what a run computes: the same specification gives the same bytes.
 
-    `arguments` are the values of its options and arguments by their names, `files` those of them that are files.
-    `threads` is how many were asked for, `device` where it computes.
+    Attributes:
+        command: What is run.
+        arguments: Its settings by their names.
+        environment: What it is run on.
+        files: Those of the arguments that are files.
+        threads: How many threads were requested; None for as many as torch has.
+        device: Where it computes.
+        digests: SHA-256 of the files' contents, by their names.
     """
 
     command: str
@@ -43,7 +49,7 @@ class RunSpec:
         object.__setattr__(self, "digests", {name: digest_of_file(Path(name)) for name in self.files})
 
     def identity(self) -> dict[str, Any]:
-        """Plain values that are equal where the same is asked for, wherever data and folder lie."""
+        """Plain values that are equal where the same is computed, wherever data and folder are."""
         found: dict[str, Any] = {"version": VERSION, "command": self.command, "arguments": dict(self.arguments)}
         found |= {"files": dict(self.digests), "threads": self.threads}
         if self.environment is not None:
@@ -52,8 +58,8 @@ class RunSpec:
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
-    def recorded_in(self, folder: Path) -> dict[str, Any]:
-        """What settings.json says, so that the run can be repeated; files are named from the folder."""
+    def manifest(self, folder: Path) -> dict[str, Any]:
+        """What settings.json in a folder says, so that the run can be repeated; paths are relative to the folder."""
         found: dict[str, Any] = {
             "arguments": dict(self.arguments),
             "inputs": [
@@ -68,7 +74,11 @@ class RunSpec:
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 of its content."""
+    """SHA-256 of a file's content.
+
+    Raises:
+        InputError: It cannot be read, or is no plain file.
+    """
     try:
         size_of(path)  # refuses what has no end
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -77,55 +87,67 @@ def digest_of_file(path: Path) -> str:
 
 
 class ResumeDir:
-    """The folder `unfinished` in that of a run: what was asked for, and checkpoints."""
+    """The folder `unfinished` in that of a run: its specification and its checkpoints.
+
+    Attributes:
+        run: The run's folder.
+        folder: The folder in it.
+    """
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / UNFINISHED
-        self._record = self.folder / "asked.json"
+        self._record = self.folder / "run_spec.json"
 
     @property
     def exists(self) -> bool:
+        """Whether there is a run to be resumed."""
         return self._record.exists()
 
-    def is_of(self, asked: RunSpec) -> bool:
-        """Whether the same was asked for here."""
-        return self.exists and self._difference(asked) is None
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether some of its work is saved."""
+        return any(self.folder.glob("*.safetensors"))
 
-    def threads(self, asked: RunSpec, *, discard_others: bool) -> int | None:
-        """How many threads the unfinished run computes with, which is gone on from; None where there is none.
+    def is_of(self, spec: RunSpec) -> bool:
+        """Whether the run to be resumed has this specification."""
+        return self.exists and self._difference(spec) is None
 
-        That of other settings is refused, or discarded.
+    def resume(self, spec: RunSpec, *, discard_others: bool) -> int | None:
+        """How many threads the run to be resumed computes with; None where there is none.
+
+        Args:
+            spec: What it has to be.
+            discard_others: Whether one of another specification counts as none.
+
+        Raises:
+            InputError: There is one of another specification.
         """
         if not self.exists:
             return None
-        difference = self._difference(asked)
+        difference = self._difference(spec)
         if difference is None:
-            log.info("going on with the unfinished run in %s", self.run)
+            log.info("resuming the unfinished run in %s", self.run)
             return int(self._read()["threads"])
         if not discard_others:
             raise InputError(
-                f"{self.run} holds an unfinished run of other settings ({difference}); begin anew with --overwrite, or "
-                "choose another --out."
+                f"{self.run} holds an unfinished run of other settings ({difference}); overwrite it, or choose another "
+                "folder."
             )
         return None
 
-    def begin(self, asked: RunSpec) -> int:
-        """Make the folder anew; how many threads the run computes with: those asked for, or as many as torch has."""
+    def begin(self, spec: RunSpec) -> int:
+        """Make the folder anew; how many threads the run computes with: those requested, or as many as torch has."""
         self.discard()
-        threads = asked.threads or torch.get_num_threads()
+        threads = spec.threads or torch.get_num_threads()
         try:
-            write_record(self._record, {"asked": asked.identity(), "threads": threads}, indent=2)
+            write_record(self._record, {"spec": spec.identity(), "threads": threads}, indent=2)
         except WriteError:
             self.discard()
             raise
         return threads
 
-    @property
-    def has_checkpoints(self) -> bool:
-        return any(self.folder.glob("*.safetensors"))
-
     def discard(self) -> None:
-        """Take the folder away, the record last: as long as it is there, the same command goes on."""
+        """Remove the folder, the specification last: as long as it exists, the run can be resumed."""
         try:
             for file in self.folder.glob("*"):
                 if file != self._record:
@@ -137,7 +159,7 @@ class ResumeDir:
             raise WriteError(f"cannot remove {self.folder}: {error.strerror}; delete it by hand.") from error
 
     def _read(self) -> dict[str, Any]:
-        return read_record(self._record, {"asked", "threads"})
+        return read_record(self._record, {"spec", "threads"})
 
-    def _difference(self, asked: RunSpec) -> str | None:
-        return first_difference(self._read()["asked"], asked.identity())
+    def _difference(self, spec: RunSpec) -> str | None:
+        return first_difference(self._read()["spec"], spec.identity())

@@ -1,5 +1,5 @@
-"""Who hears of a run as it goes: a live file, TensorBoard, MLflow, or anything with a `Callback`'s methods."""
+"""Following a run: a live file, TensorBoard, MLflow, early stopping, or anything with a `Callback`'s methods."""
 
-from fedunfold.tracking.callback import Callback, CallbackList, Learner, callback_scope
+from fedunfold.tracking.callback import Callback, CallbackList, callback_scope
 
-__all__ = ["Callback", "CallbackList", "Learner", "callback_scope"]
+__all__ = ["Callback", "CallbackList", "callback_scope"]

@@ -1,4 +1,4 @@
-"""The one protocol by which a run tells of itself: to the terminal, to files, to trackers, to a user's own code."""
+"""The one protocol by which a run reports on itself: to the terminal, to files, to trackers, to a user's own code."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,45 +7,89 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.loop import RunResult
 
 
 class Callback:
-    """Told of a run as it goes; does nothing by itself. Override what is of interest.
+    """Called at the events of a run; does nothing by itself. Override what is of interest.
 
-    The methods are called in the order in which they stand here, `kept` by the command line alone. Weights that are
-    learned outside a comparison go by the method name "learned".
+    The methods are called in the order in which they stand here, `on_artifacts` by the command line alone. Weights that
+    are learned outside a comparison have the method name "learned". `on_outer_step` and `on_round_end` may return True
+    to stop training early: what was learned or trained until then is the result. A callback that raises an exception is
+    not called again, and the run continues without it.
 
     >>> import fedunfold as fu
     >>> class Printer(fu.Callback):
-    ...     def learning(self, method, so_far, iterations):
+    ...     def on_outer_step(self, method, so_far, iterations):
     ...         print(f"{method}: outer iteration {len(so_far.losses)} of {iterations}")
-    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2), tracker=Printer())
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2), callback=Printer())
     learned: outer iteration 1 of 2
     learned: outer iteration 2 of 2
     """
 
-    def began(self, settings: Mapping[str, Any]) -> None:
-        """The work begins: what was asked for, as plain values, maps and lists."""
+    def on_start(self, settings: Mapping[str, Any]) -> None:
+        """The work begins.
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        """An outer iteration ended; `iterations` are to be made in all."""
+        Args:
+            settings: What is computed, as plain values, maps and lists.
+        """
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-        """A round of a trial ended, with this test of its model. Trials on a GPU go through each round together."""
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool | None:
+        """An outer iteration ended.
 
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        """A trial ended."""
+        Args:
+            method: The method whose weights are learned.
+            so_far: What is learned until now.
+            iterations: How many outer iterations there are in all.
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """What came out, a row for each method; accuracies in percent."""
+        Returns:
+            True to stop learning here.
+        """
 
-    def ended(self, failure: BaseException | None) -> None:
-        """The work is over, or ended by this failure (KeyboardInterrupt: Ctrl-C)."""
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool | None:
+        """A round of a trial ended. Trials on a GPU go through each round together.
 
-    def kept(self, files: Sequence[Path]) -> None:
-        """What the run leaves has been written to these files."""
+        Args:
+            method: The method's name.
+            trial: The trial's number, from 0.
+            round_index: The round's number t, from 0.
+            evaluation: The test of w^(t+1).
+
+        Returns:
+            True to stop the trial here; trials that are trained together stop when every one of them is to.
+        """
+
+    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+        """A trial ended.
+
+        Args:
+            method: The method's name.
+            trial: The trial's number, from 0.
+            trials: How many there are in all.
+            result: Its `RunResult`.
+        """
+
+    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All results are known.
+
+        Args:
+            rows: A row for each method; accuracies in percent.
+        """
+
+    def on_end(self, failure: BaseException | None) -> None:
+        """The work is over.
+
+        Args:
+            failure: What ended it before its time (KeyboardInterrupt: Ctrl-C).
+        """
+
+    def on_artifacts(self, files: Sequence[Path]) -> None:
+        """The run's files have been written.
+
+        Args:
+            files: All of them.
+        """
 
 
 def _warn(text: str) -> None:
@@ -53,69 +97,85 @@ def _warn(text: str) -> None:
 
 
 class CallbackList(Callback):
-    """Several in turn. One that fails is told of once and hears nothing more, and the run goes on without it."""
+    """Several callbacks in turn; training stops where one of them wants it to.
 
-    def __init__(self, *trackers: Callback, say: Callable[[str], None] = _warn) -> None:
-        self._trackers = list(trackers)
-        self._say = say
+    One that raises an exception is reported once and not called again: hours of training are worth more than their
+    record elsewhere.
 
-    @classmethod
-    def of(cls, tracker: Callback | None) -> "CallbackList":
-        """A user's tracker, or none, so that its failures do not end the run."""
-        if isinstance(tracker, CallbackList):
-            return tracker
-        return cls() if tracker is None else cls(tracker)
+    Args:
+        callbacks: Those to be called, in this order.
+        log: What reports a failure in one line; a RuntimeWarning by default.
+    """
 
-    def began(self, settings: Mapping[str, Any]) -> None:
-        self._tell(lambda tracker: tracker.began(settings))
+    def __init__(self, *callbacks: Callback, log: Callable[[str], None] = _warn) -> None:
+        self._callbacks = list(callbacks)
+        self._log = log
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        self._tell(lambda tracker: tracker.learning(method, so_far, iterations))
+    def on_start(self, settings: Mapping[str, Any]) -> None:
+        self._call(lambda callback: callback.on_start(settings))
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-        self._tell(lambda tracker: tracker.round(method, trial, round, seen))
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool:
+        return self._call(lambda callback: callback.on_outer_step(method, so_far, iterations))
 
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        self._tell(lambda tracker: tracker.trial(method, trial, trials, result))
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool:
+        return self._call(lambda callback: callback.on_round_end(method, trial, round_index, evaluation))
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._tell(lambda tracker: tracker.table(rows))
+    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+        self._call(lambda callback: callback.on_trial_end(method, trial, trials, result))
 
-    def ended(self, failure: BaseException | None) -> None:
-        self._tell(lambda tracker: tracker.ended(failure))
+    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._call(lambda callback: callback.on_results(rows))
 
-    def kept(self, files: Sequence[Path]) -> None:
-        self._tell(lambda tracker: tracker.kept(files))
+    def on_end(self, failure: BaseException | None) -> None:
+        self._call(lambda callback: callback.on_end(failure))
 
-    def _tell(self, tell: Callable[[Callback], None]) -> None:
-        for tracker in tuple(self._trackers):
+    def on_artifacts(self, files: Sequence[Path]) -> None:
+        self._call(lambda callback: callback.on_artifacts(files))
+
+    def _call(self, event: Callable[[Callback], bool | None]) -> bool:
+        """Whether one of the callbacks, all of which are called, returned True."""
+        stop = False
+        for callback in tuple(self._callbacks):
             try:
-                tell(tracker)
+                stop |= bool(event(callback))
             except Exception as error:
-                # Hours of training are worth more than their record elsewhere.
-                self._trackers.remove(tracker)
+                self._callbacks.remove(callback)
                 about = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                self._say(f"{type(tracker).__name__} failed ({about}); the run goes on without it.")
+                self._log(f"{type(callback).__name__} failed ({about}); the run continues without it.")
+        return stop
 
 
-class Learner(Callback):
-    """A method's learning inside a comparison: its iterations are told under the method's name, and nothing else."""
+class OuterStepRelay(Callback):
+    """Passes on the outer steps of weights that a comparison learns, under their method's name, and nothing else.
+
+    Args:
+        outer: The comparison's callback.
+        method: The method's name.
+    """
 
     def __init__(self, outer: Callback, method: str) -> None:
         self._outer, self._method = outer, method
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        self._outer.learning(self._method, so_far, iterations)
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool | None:
+        return self._outer.on_outer_step(self._method, so_far, iterations)
 
 
 @contextmanager
-def callback_scope(tracker: Callback | None, settings: Mapping[str, Any]) -> Iterator[CallbackList]:
-    """Around the work: tells of its beginning and of its end, however it ends."""
-    heard = CallbackList.of(tracker)
-    heard.began(settings)
+def callback_scope(callback: Callback | None, settings: Mapping[str, Any]) -> Iterator[CallbackList]:
+    """Around the work: `on_start` before it and `on_end` after it, however it ends.
+
+    Args:
+        callback: A user's callback, whose failures do not end the run, or None.
+        settings: What is computed.
+
+    Yields:
+        What to call at the events of the work.
+    """
+    callbacks = callback if isinstance(callback, CallbackList) else CallbackList(*filter(None, [callback]))
+    callbacks.on_start(settings)
     try:
-        yield heard
+        yield callbacks
     except BaseException as error:
-        heard.ended(error)
+        callbacks.on_end(error)
         raise
-    heard.ended(None)
+    callbacks.on_end(None)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import iteration_records, mean_weights, round_record
-from fedunfold.training.loop import RunResult
 
 PROGRESS = "progress.jsonl"
 
@@ -18,9 +18,12 @@ PROGRESS = "progress.jsonl"
 class JsonLines(Callback):
     """Appends to a file: settings, then a line for each outer iteration, round and trial.
 
-    `seconds` is the time since the run began. Nothing is written before the first line that tells of work done, so
-    that a run refused or stopped before leaves no file. The file is taken away again once the run's own records are
-    kept: these say the same, without times, and the same run gives the same bytes.
+    `seconds` is the time since the run began. Nothing is written before the first line about work done, so that a run
+    refused or stopped before leaves no file. The file is removed once the run's own records are saved: these say the
+    same, without times, and the same run gives the same bytes.
+
+    Args:
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,24 +31,24 @@ class JsonLines(Callback):
         self._began = time.monotonic()
         self._settings: Mapping[str, Any] | None = None
 
-    def began(self, settings: Mapping[str, Any]) -> None:
+    def on_start(self, settings: Mapping[str, Any]) -> None:
         self._began, self._settings = time.monotonic(), settings
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         weights = mean_weights(so_far.weights, so_far.client_ids)
         self._write({"method": method, **iteration_records(so_far)[-1], "mean_weights": weights})
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-        self._write(round_record(method, trial, round, seen))
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
+        self._write(round_record(method, trial, round_index, evaluation))
 
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
         accuracy = 100 * result.accuracies[-1]
         self._write({"method": method, "trial": trial, "accuracy": accuracy, "weights": result.weights.tolist()})
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._write({"table": list(rows)})
 
-    def kept(self, files: Sequence[Path]) -> None:
+    def on_artifacts(self, files: Sequence[Path]) -> None:
         self.path.unlink(missing_ok=True)
 
     def _write(self, record: Mapping[str, Any]) -> None:

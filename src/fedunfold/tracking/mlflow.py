@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
-from fedunfold.rules.learned import LearnedWeights
-from fedunfold.tracking.callback import Callback
-from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial
-from fedunfold.training.loop import RunResult
+from fedunfold.tracking.scalars import Scalar, ScalarCallback, flattened
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,15 +20,19 @@ EXPERIMENT = "fedunfold"
 # MLflow's own limits: of a name, of a parameter's value, and of one request.
 LONGEST_NAME, LONGEST_VALUE, MOST_PARAMETERS, MOST_METRICS = 250, 6000, 100, 1000
 
-Entry = TypeVar("Entry")
+T = TypeVar("T")
 
 
-class MLflow(Callback):
-    """Writes a run to the experiment "fedunfold": settings as parameters, the scalars of `records` as metrics with
-    their steps, and the files that the run leaves as artifacts.
+class MLflow(ScalarCallback):
+    """Writes a run to the experiment "fedunfold": settings as parameters, the scalars of `ScalarCallback` as metrics
+    with their steps, and the files that the run leaves as artifacts. MLflow's own telemetry stays off.
 
-    The store is a database file, with a folder for artifacts beside it, or the address of a server. MLflow's own
-    telemetry stays off.
+    Args:
+        store: A database file, with a folder for artifacts beside it, or the address of a server.
+        name: What the run is called there.
+
+    Raises:
+        InputError: MLflow is not installed.
     """
 
     def __init__(self, store: Path | str, name: str) -> None:
@@ -40,8 +40,8 @@ class MLflow(Callback):
             raise InputError("tracking with MLflow needs it: pip install 'fedunfold[tracking]'.")
         self.store, self.name = store, name
 
-    def began(self, settings: Mapping[str, Any]) -> None:
-        self._clients = settings["clients"]
+    def on_start(self, settings: Mapping[str, Any]) -> None:
+        super().on_start(settings)
         self._client = _client(self.store)
         self._run = self._client.create_run(self._experiment(), run_name=self.name).info.run_id
         from mlflow.entities import Param
@@ -50,23 +50,11 @@ class MLflow(Callback):
         for some in _chunks(parameters, MOST_PARAMETERS):
             self._client.log_batch(self._run, params=some)
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        self._metrics(of_iteration(method, so_far))
-
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-        self._metrics(of_round(method, trial, round, seen))
-
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        self._metrics(of_trial(method, trial, result, self._clients))
-
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._metrics(of_table(rows))
-
-    def ended(self, failure: BaseException | None) -> None:
+    def on_end(self, failure: BaseException | None) -> None:
         status = "FINISHED" if failure is None else "KILLED" if isinstance(failure, KeyboardInterrupt) else "FAILED"
         self._client.set_terminated(self._run, status)
 
-    def kept(self, files: Sequence[Path]) -> None:
+    def on_artifacts(self, files: Sequence[Path]) -> None:
         for file in files:
             self._client.log_artifact(self._run, str(file))
 
@@ -79,7 +67,7 @@ class MLflow(Callback):
             artifacts = self.store.absolute().with_name(f"{self.store.stem}-artifacts").as_uri()
         return self._client.create_experiment(EXPERIMENT, artifact_location=artifacts)
 
-    def _metrics(self, scalars: Sequence[Scalar]) -> None:
+    def log_scalars(self, scalars: Sequence[Scalar]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
@@ -89,7 +77,7 @@ class MLflow(Callback):
 
 
 def _client(store: Path | str) -> "MlflowClient":
-    """A client that tells nobody else, and a run goes on soon where a server does not answer."""
+    """A client without telemetry, which gives up soon where a server does not answer."""
     os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -111,6 +99,6 @@ def _name(text: str) -> str:
     return "/".join(part if part.strip(".") else "-" for part in parts)
 
 
-def _chunks(entries: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
+def _chunks(entries: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     for first in range(0, len(entries), most):
         yield entries[first : first + most]

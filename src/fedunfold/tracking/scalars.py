@@ -1,15 +1,19 @@
-"""A run's events as plain records, the same for every place they are written to."""
+"""A run's events as plain records and scalars, the same for every place they are written to."""
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.loop import RunResult
+from fedunfold.tracking.callback import Callback
+
+DEEPEST = 8  # settings within settings
 
 
 def iteration_records(so_far: LearnedWeights) -> list[dict[str, Any]]:
@@ -17,15 +21,16 @@ def iteration_records(so_far: LearnedWeights) -> list[dict[str, Any]]:
     return [{"iteration": m, "outer_loss": loss} for m, loss in enumerate(so_far.losses.tolist())]
 
 
-def round_record(method: str, trial: int, round: int, seen: Evaluation) -> dict[str, Any]:
+def round_record(method: str, trial: int, round_index: int, evaluation: Evaluation) -> dict[str, Any]:
     """A round's test, accuracies in percent; None for a class that the test set does not have."""
+    classes = evaluation.class_accuracy.tolist()
     return {
         "method": method,
         "trial": trial,
-        "round": round,
-        "accuracy": 100 * seen.accuracy,
-        "loss": seen.loss,
-        "class_accuracy": [None if math.isnan(value) else 100 * value for value in seen.class_accuracy.tolist()],
+        "round": round_index,
+        "accuracy": 100 * evaluation.accuracy,
+        "loss": evaluation.loss,
+        "class_accuracy": [None if math.isnan(value) else 100 * value for value in classes],
     }
 
 
@@ -35,48 +40,70 @@ def mean_weights(weights: Tensor, keys: Sequence[str]) -> dict[str, float]:
 
 
 class Scalar(NamedTuple):
-    """One value of a curve."""
+    """One value of a curve.
+
+    Attributes:
+        name: The curve's name.
+        value: The value.
+        step: Where on the curve.
+    """
 
     name: str
     value: float
     step: int = 0
 
 
-def of_iteration(method: str, so_far: LearnedWeights) -> list[Scalar]:
-    """The outer loss of the last iteration, and the clients' mean weights after it."""
-    record, name = iteration_records(so_far)[-1], f"{method}/learning"
-    weights = _weights(name, mean_weights(so_far.weights, so_far.client_ids), record["iteration"])
-    return [Scalar(f"{name}/outer_loss", record["outer_loss"], record["iteration"]), *weights]
+class ScalarCallback(Callback):
+    """Turns the events of a run into scalars, for services that draw curves.
+
+    | curve | step |
+    |---|---|
+    | <method>/learning/outer_loss, …/mean_weight/<client> | outer iteration |
+    | <method>/trial-<i>/accuracy, …/loss, …/class_accuracy/<class> | round |
+    | <method>/trial-<i>/mean_weight/<client> | 0 |
+    | <method>/final/… | 0, the final table |
+    """
+
+    _clients: Sequence[str]
+
+    @abstractmethod
+    def log_scalars(self, scalars: Sequence[Scalar]) -> None:
+        """Write them."""
+
+    def on_start(self, settings: Mapping[str, Any]) -> None:
+        self._clients = settings["clients"]
+
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        record, name = iteration_records(so_far)[-1], f"{method}/learning"
+        loss = Scalar(f"{name}/outer_loss", record["outer_loss"], record["iteration"])
+        self.log_scalars([loss, *_mean_weights(name, so_far.weights, so_far.client_ids, record["iteration"])])
+
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
+        record, name = round_record(method, trial, round_index, evaluation), f"{method}/trial-{trial}"
+        classes = [
+            Scalar(f"{name}/class_accuracy/{label}", accuracy, round_index)
+            for label, accuracy in enumerate(record["class_accuracy"])
+            if accuracy is not None
+        ]
+        both = [Scalar(f"{name}/{what}", record[what], round_index) for what in ("accuracy", "loss")]
+        self.log_scalars([*both, *classes])
+
+    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+        self.log_scalars(_mean_weights(f"{method}/trial-{trial}", result.weights, self._clients, 0))
+
+    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.log_scalars(
+            [
+                Scalar(f"{row['method']}/final/{name}", value)
+                for row in rows
+                for name, value in row.items()
+                if isinstance(value, int | float)
+            ]
+        )
 
 
-def of_round(method: str, trial: int, round: int, seen: Evaluation) -> list[Scalar]:
-    """Accuracy, loss, and the accuracy on every class of the test set."""
-    record, name = round_record(method, trial, round, seen), f"{method}/trial-{trial}"
-    classes = [
-        Scalar(f"{name}/class_accuracy/{label}", accuracy, round)
-        for label, accuracy in enumerate(record["class_accuracy"])
-        if accuracy is not None
-    ]
-    return [*(Scalar(f"{name}/{what}", record[what], round) for what in ("accuracy", "loss")), *classes]
-
-
-def of_trial(method: str, trial: int, result: RunResult, keys: Sequence[str]) -> list[Scalar]:
-    """The clients' mean weights, as a rule chose them or as they were learned."""
-    return _weights(f"{method}/trial-{trial}", mean_weights(result.weights, keys), 0)
-
-
-def of_table(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
-    """The numbers of the final table."""
-    return [
-        Scalar(f"{row['method']}/final/{name}", value)
-        for row in rows
-        for name, value in row.items()
-        if isinstance(value, int | float)
-    ]
-
-
-def _weights(name: str, weights: Mapping[str, float], step: int) -> list[Scalar]:
-    return [Scalar(f"{name}/mean_weight/{key}", weight, step) for key, weight in weights.items()]
+def _mean_weights(name: str, weights: Tensor, keys: Sequence[str], step: int) -> list[Scalar]:
+    return [Scalar(f"{name}/mean_weight/{key}", value, step) for key, value in mean_weights(weights, keys).items()]
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,12 +112,16 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> flattened({"seed": 0, "learning": {"lr": 0.1, "decay": None}, "methods": ["fedavg"]})
     {'seed': 0, 'learning.lr': 0.1, 'learning.decay': None, 'methods': '["fedavg"]'}
     """
-    return dict(_leaves("", settings))
+    return {
+        name: json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple | Mapping) else value
+        for name, value in leaves(settings)
+    }
 
 
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
-    else:
-        yield prefix, json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple) else value
+def leaves(settings: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """(name, value) of nested settings, with dots between the names; what is nested too deep is one value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            yield from leaves(value, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", value

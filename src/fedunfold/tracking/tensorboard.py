@@ -7,19 +7,21 @@ from typing import Any
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.tracking.callback import Callback
-from fedunfold.tracking.scalars import Scalar, flattened, of_iteration, of_round, of_table, of_trial
-from fedunfold.training.loop import RunResult
+from fedunfold.tracking.scalars import Scalar, ScalarCallback, flattened
 
 
-class TensorBoard(Callback):
-    """Writes a run to a folder of its own below TensorBoard's `--logdir`; nothing is made before the work begins.
+class TensorBoard(ScalarCallback):
+    """Writes a run to a folder of its own in TensorBoard's log directory; nothing is made before the work begins.
 
-    Scalars: those of `records`, a step for each outer iteration or round. Histograms: the weights of all clients, a
-    step for each round. Texts: `settings` and `results`; the settings are hyperparameters too. Figures that the run
-    leaves become images.
+    Scalars: those of `ScalarCallback`. Histograms: the weights of all clients, a step for each round. Texts: `settings`
+    and `results`; the settings are hyperparameters too. Figures that the run leaves become images.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        InputError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,37 +33,34 @@ class TensorBoard(Callback):
         self._open = SummaryWriter
         self._learned: dict[str, LearnedWeights] = {}
 
-    def began(self, settings: Mapping[str, Any]) -> None:
+    def on_start(self, settings: Mapping[str, Any]) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        self._clients = settings["clients"]
+        super().on_start(settings)
         self._writer = self._open(str(self.folder))
         flat = flattened(settings)
         self._writer.add_text("settings", _markdown([{"setting": name, "value": flat[name]} for name in flat]))
         self._summary(hparams_pb({name: _plain(value) for name, value in flat.items()}))
         self._writer.flush()
 
-    def learning(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self._learned[method] = so_far
-        self._scalars(of_iteration(method, so_far))
+        super().on_outer_step(method, so_far, iterations)
 
-    def round(self, method: str, trial: int, round: int, seen: Evaluation) -> None:
-        self._scalars(of_round(method, trial, round, seen))
-
-    def trial(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
         self._histograms(f"{method}/trial-{trial}/weights", result.weights)
-        self._scalars(of_trial(method, trial, result, self._clients))
+        super().on_trial_end(method, trial, trials, result)
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._writer.add_text("results", _markdown(rows))
-        self._scalars(of_table(rows))
+        super().on_results(rows)
 
-    def ended(self, failure: BaseException | None) -> None:
+    def on_end(self, failure: BaseException | None) -> None:
         for method, learned in self._learned.items():
             self._histograms(f"{method}/learning/weights", learned.weights)
         self._writer.close()
 
-    def kept(self, files: Sequence[Path]) -> None:
+    def on_artifacts(self, files: Sequence[Path]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._writer = self._open(str(self.folder), filename_suffix=".figures")
@@ -76,7 +75,7 @@ class TensorBoard(Callback):
         events: Any = self._writer.file_writer
         events.add_summary(summary)
 
-    def _scalars(self, scalars: Sequence[Scalar]) -> None:
+    def log_scalars(self, scalars: Sequence[Scalar]) -> None:
         for name, value, step in scalars:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

@@ -13,14 +13,16 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory
+from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
 from fedunfold.core.text_table import TextTable
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
-from fedunfold.tracking import Callback, Learner, callback_scope
+from fedunfold.tracking import Callback, CallbackList, callback_scope
+from fedunfold.tracking.callback import OuterStepRelay
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
-from fedunfold.training.loop import RunResult, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, learned_method, method
 from fedunfold.unfolding import Learning, check_learnable
 
@@ -63,10 +65,15 @@ class MethodResult:
         return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
 
     @property
+    def curves(self) -> list[list[float]]:
+        """Accuracy after every round, as a fraction, of every trial; one that stopped early stays at its last."""
+        rounds = max(len(trial.accuracies) for trial in self.trials)
+        return [trial.accuracies + trial.accuracies[-1:] * (rounds - len(trial.accuracies)) for trial in self.trials]
+
+    @property
     def rounds(self) -> list[float]:
         """Mean accuracy after every round, in percent."""
-        per_round = zip(*(trial.accuracies for trial in self.trials), strict=True)
-        return [100 * statistics.fmean(values) for values in per_round]
+        return [100 * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
 
     @property
     def worst_class(self) -> float:
@@ -145,11 +152,12 @@ def run(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> RunResult:
     """Train an environment's federation once. A method that learns its weights has to come with them.
 
-    A `tracker` hears of every round. A `checkpoint` file lets an interrupted run go on.
+    A `callback` is called after every round, and may stop the run there. A `checkpoint` file lets an interrupted run be
+    resumed.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -163,7 +171,7 @@ def run(
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     rule = _fitting(chosen.rule, federation, model)
     settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
-    with callback_scope(tracker, {**described("run", env, env.load(), device, dtype), **settings}) as heard:
+    with callback_scope(callback, {**described("run", env, env.load(), device, dtype), **settings}) as callbacks:
         (result,) = run_rounds(
             federation,
             rule,
@@ -173,11 +181,11 @@ def run(
             digest=digest_of(federation, model),
             checkpoint=checkpoint,
             checkpoint_seconds=None,
-            on_round=lambda t, seen: heard.round(chosen.name, trial, t, seen[0]),
+            on_round=lambda t, seen: callbacks.on_round_end(chosen.name, trial, t, seen[0]),
         )
-        heard.trial(chosen.name, trial, 1, result)
+        callbacks.on_trial_end(chosen.name, trial, 1, result)
         last = result.evaluations[-1]
-        heard.table([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+        callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
     return result
 
 
@@ -225,15 +233,15 @@ def compare(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoints: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> Comparison:
     """Run every method `trials` times, each with its own initial model, minibatches and absences.
 
     A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
     weights (used with what they were learned for), or a `Method`.
     Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method. A `tracker` hears of every outer iteration, round and trial. A folder for
-    `checkpoints` lets an interrupted comparison go on.
+    draws the same for every method. A `callback` is called after every outer iteration, round and trial. A folder
+    for `checkpoints` lets an interrupted comparison be resumed.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -265,7 +273,8 @@ def compare(
     }
     digest = digest_of(federation, model)
     results = []
-    with callback_scope(tracker, {**described("compare", env, federation.data, device, dtype), **settings}) as heard:
+    settings = {**described("compare", env, federation.data, device, dtype), **settings}
+    with callback_scope(callback, settings) as callbacks:
         for position, entry in enumerate(chosen):
             rule, algorithm = entry.rule, entry.algorithm
             if rule is None:
@@ -277,15 +286,15 @@ def compare(
                     device=device,
                     dtype=dtype,
                     checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
-                    tracker=Learner(heard, entry.name),
+                    callback=OuterStepRelay(callbacks, entry.name),
                 )
                 algorithm = rule.algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, federation, model)
             kept = checkpoints and checkpoints / str(position)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, heard, digest, kept)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, kept)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
         comparison = Comparison(env.name, trials, tuple(results))
-        heard.table([result.as_row() for result in comparison.methods])
+        callbacks.on_results([result.as_row() for result in comparison.methods])
     return comparison
 
 
@@ -295,7 +304,7 @@ def _trials(
     rule: WeightingRule,
     algorithm: Algorithm,
     trials: int,
-    heard: Callback,
+    callbacks: CallbackList,
     digest: str,
     kept: Path | None,
 ) -> tuple[RunResult, ...]:
@@ -308,9 +317,10 @@ def _trials(
     names = [f"trial-{trial}" for trial in range(trials)]
     for first in range(0, trials, federation.max_parallel_runs):
 
-        def tell(t: int, tests: Sequence[Evaluation], first: int = first) -> None:
-            for trial, seen in enumerate(tests, first):
-                heard.round(name, trial, t, seen)
+        def report(t: int, tests: Sequence[Evaluation], first: int = first) -> bool:
+            """Whether every one of the trials is to stop."""
+            stops = [callbacks.on_round_end(name, trial, t, test) for trial, test in enumerate(tests, first)]
+            return all(stops)
 
         outcomes = run_rounds(
             federation,
@@ -321,10 +331,10 @@ def _trials(
             digest=digest,
             checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
             checkpoint_seconds=None,
-            on_round=tell,
+            on_round=report,
         )
         for outcome in outcomes:
-            heard.trial(name, len(runs), trials, outcome)
+            callbacks.on_trial_end(name, len(runs), trials, outcome)
             runs.append(outcome)
     return tuple(runs)
 

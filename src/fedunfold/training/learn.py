@@ -53,14 +53,15 @@ def learn_weights(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     checkpoint: Path | None = None,
-    tracker: Callback | None = None,
+    callback: Callback | None = None,
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
 
     `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
     they are learned, `model` a function that builds a classifier in place of the environment's own. With a
     `fraction` below 1, every client gives only that part of its data to the learning.
-    A `checkpoint` file lets an interrupted learning go on; a `tracker` hears of every outer iteration.
+    A `checkpoint` file lets an interrupted run be resumed; a `callback` is called after every outer iteration, and may
+    stop the learning there.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
@@ -76,7 +77,7 @@ def learn_weights(
     check_learnable(algorithm)
     check_learning(learning)
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
-    with callback_scope(tracker, {**described("learn", env, data, device, dtype), **settings}) as heard:
+    with callback_scope(callback, {**described("learn", env, data, device, dtype), **settings}) as callbacks:
         learned = learn(
             federation,
             env.rounds,
@@ -84,14 +85,14 @@ def learn_weights(
             learning=learning,
             digest=digest_of(federation, model),
             checkpoint=checkpoint,
-            on_iteration=lambda so_far: heard.learning(LearnedWeights.name, so_far, learning.iterations),
+            on_iteration=lambda so_far: callbacks.on_outer_step(LearnedWeights.name, so_far, learning.iterations),
         )
-        heard.table([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+        callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
     return learned
 
 
 def described(command: str, env: Environment, data: FederatedData, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """What a tracker hears of every run: the federation and what it is computed on."""
+    """What a callback is given about every run: the federation and what it is computed on."""
     return {
         "command": command,
         "environment": env.name,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import fingerprint
+from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
@@ -24,41 +25,6 @@ from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One run.
-
-    Attributes:
-        model: w^(T), [d].
-        weights: Θ as used, [T, K].
-        participated: Who participated, [T, K].
-        evaluations: The test after every round.
-        rejected: Clients whose updates were rejected.
-        warnings: What else is odd, a line each.
-
-    >>> import fedunfold as fu
-    >>> result = fu.run("digits-label-skew", "uniform-fedavg")
-    >>> result.weights[0].tolist()
-    [0.2, 0.2, 0.2, 0.2, 0.2]
-    """
-
-    model: Tensor
-    weights: Tensor
-    participated: Tensor
-    evaluations: tuple[Evaluation, ...]
-    rejected: tuple[RejectedUpdate, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        rounds, clients = self.weights.shape
-        return f"RunResult(rounds={rounds}, clients={clients}, accuracy={self.accuracies[-1]:.3f})"
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy after every round, as fractions."""
-        return [evaluation.accuracy for evaluation in self.evaluations]
 
 
 def run_rounds(
@@ -112,19 +78,24 @@ def run_rounds(
         raise InputError(f"the run has made {saved} rounds already, more than the {rounds} requested.")
     if 0 < saved < rounds:
         log.info("resuming from round %d of %d, saved in %s", saved, rounds, checkpoint)
+
+    def save(*, at_once: bool = False) -> None:
+        nonlocal saved
+        if store is not None and states[0].rounds > saved and (at_once or store.should_save):
+            save_states(store, states)
+            saved = states[0].rounds
+
     try:
         for t in range(saved, rounds):
             with threads_for(len(federation.clients) * len(first)):
                 states = _next_round(federation, rule, algorithm, runs, states, t)
-            if store is not None and (store.should_save or t == rounds - 1):
-                save_states(store, states)
-                saved = t + 1
+            save(at_once=t == rounds - 1)
             if on_round is not None and on_round(t, [state.evaluations[-1] for state in states]):
                 break
     except KeyboardInterrupt:
-        if store is not None and states[0].rounds > saved:
-            save_states(store, states)
+        save(at_once=True)
         raise
+    save(at_once=True)
     return [_result(state, algorithm) for state in states]
 
 

@@ -8,7 +8,8 @@
     λ_t     = w̄ + Σ_k (∂Δ_k/∂w^(t))ᵀ q_k + Σ_k Σ_τ ∇ℓ^out_b
 
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
-federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`). What is stored is T
+federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
+too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T
 models and the clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out
 together. A client that was rejected in a round (`aggregation.screening`) is absent from it in the backward pass too;
 who is rejected counts as a constant.
@@ -90,7 +91,8 @@ def unroll_and_grad(
         A result for every run.
     """
     exact = adjoint == "exact"
-    request = partial(algorithm.request, outer=outer, path_gradient=not exact)
+    through_steps = exact or not algorithm.local.uses_gradients_only
+    request = partial(algorithm.request, outer=outer, path_gradient=not through_steps, curvature=exact)
     with threads_for(len(federation.clients) * len(models[0])), ExitStack() as opened:
         forward = [
             _ForwardPass(ServerState.start(model, algorithm), opened.enter_context(UpdateStore(storage)))
@@ -103,7 +105,7 @@ def unroll_and_grad(
             [request(run, len(theta), now.server.model) for run, now in zip(runs, forward, strict=True)]
         )
         backward = [
-            (Exact if exact else FirstOrder)(done.layers, last.gradient, theta, algorithm, federation.lr)
+            (Exact if through_steps else FirstOrder)(done.layers, last.gradient, theta, algorithm, federation.lr)
             for done, last in zip(forward, final, strict=True)
         ]
         for _ in theta:
@@ -221,8 +223,9 @@ class FirstOrder:
 
 
 class Exact(FirstOrder):
-    """The same with local training differentiated by the clients. What later rounds put on a client's update before
-    its round is reached waits in `_pending`."""
+    """The same with local training differentiated by the clients, without the curvature of their losses where first
+    order is requested of an optimiser whose steps use more than gradients. What later rounds put on a client's update
+    before its round is reached waits in `_pending`."""
 
     def __init__(self, layers: list[_Layer], adjoint: Tensor, theta: Tensor, algorithm: Algorithm, lr: float) -> None:
         super().__init__(layers, adjoint, theta, algorithm, lr)

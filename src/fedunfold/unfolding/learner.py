@@ -209,10 +209,9 @@ def learn(
 
     if 0 < saved < learning.iterations:
         log.info("resuming from outer iteration %d of %d, saved in %s", saved, learning.iterations, checkpoint)
-    if saved and on_iteration is not None:
-        on_iteration(so_far())
+    stopped = bool(saved) and on_iteration is not None and on_iteration(so_far())
     try:
-        for m in range(saved, learning.iterations):
+        for m in range(learning.iterations if stopped else saved, learning.iterations):
             loss, gradient, rejected = _step(
                 federation, progress.roots, _with_steps(algorithm, learning, progress.roots), learning, m, start
             )

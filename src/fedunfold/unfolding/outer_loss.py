@@ -32,6 +32,7 @@ class Path(OuterLoss):
     """
 
     name: ClassVar[str] = "path"
+    is_cross_entropy: ClassVar[bool] = True
 
     @property
     def is_training_gradient(self) -> bool:
@@ -95,7 +96,6 @@ class MSE(OuterLoss):
     """The paper's text: mean squared error of the softmax output against one-hot labels."""
 
     name: ClassVar[str] = "mse"
-    is_cross_entropy: ClassVar[bool] = False
 
     def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return squared_error(logits, labels)

@@ -28,7 +28,7 @@ from fedunfold.local import sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
 
 WITH_GPU = torch.cuda.is_available() and shared_memory(torch.device("cuda")) > 0
-with_gpu = pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of thread blocks")
+needs_gpu = pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters of thread blocks")
 HOPPER = 227 * 1024
 SUPPORT = Path(__file__).parents[2] / "support"
 MEMORY, OWN_MEMORY = "extern __shared__ __align__(16) char memory[];", "char* memory = own_memory();"
@@ -228,7 +228,8 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
 
 
 @pytest.mark.gpu
-@with_gpu
+@pytest.mark.gpu
+@needs_gpu
 def test_a_weight_learning_run_on_the_gpu_is_the_references() -> None:
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), device="cuda"), 3), strict=True):
@@ -236,7 +237,8 @@ def test_a_weight_learning_run_on_the_gpu_is_the_references() -> None:
 
 
 @pytest.mark.gpu
-@with_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, pytest.param((784, 128, 128, 10), sgd(), "path")])
 def test_the_gpu_trains_as_the_reference(sides: tuple[int, ...], update: LocalOptimizer, outer: str | None) -> None:
     compared = Comparison(CudaTrainer, device=torch.device("cuda"), dtype=torch.float32)
@@ -244,7 +246,8 @@ def test_the_gpu_trains_as_the_reference(sides: tuple[int, ...], update: LocalOp
 
 
 @pytest.mark.gpu
-@with_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize(
     ("sides", "outer"),
     [((64, 40, 24, 5), "path"), ((132, 20, 70, 16), "balanced"), ((784, 128, 128, 10), None)],

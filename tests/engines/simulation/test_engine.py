@@ -255,6 +255,7 @@ def test_clients_are_described() -> None:
 # --- another device ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("build", [None, convolution], ids=["mlp", "convolution"])
 def test_cuda_gives_what_the_cpu_gives(build: ModelFactory | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedunfold.config import environment
-from fedunfold.studies.reproduction.studies import read_assignment
+from fedunfold.studies.cases import read_assignment
 from tests.fuzz.judging import understood, written
 from tests.fuzz.mutation import of_json as mutate
 

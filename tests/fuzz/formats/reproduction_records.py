@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from fedunfold.config import environment
 from fedunfold.io.checkpoint import write_record
-from fedunfold.studies.reproduction.records import TRIAL, Records, check_same
-from fedunfold.studies.reproduction.studies import Setting, StudyCase
+from fedunfold.studies.cases import Setting, StudyCase
+from fedunfold.studies.records import TRIAL, StudyRecords, check_same
 from tests.fuzz.judging import resealed, scratch, understood_by_any
 from tests.fuzz.mutation import of_json as mutate
 
@@ -20,7 +20,7 @@ def fuzz(data: bytes) -> bool:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(resealed(data))
-    records = Records(folder)
+    records = StudyRecords(folder)
     readers = (
         lambda: check_same(records, Setting(), []),
         lambda: records.trials(CASE, "fedavg", 3),

@@ -10,9 +10,11 @@ from random import Random
 
 from fedunfold.cli import main
 from fedunfold.config import environment
+from fedunfold.core.errors import InputError
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.folder import recorded, recorded_files
-from fedunfold.studies.theory import Constants, analyse_learned
+from fedunfold.runs.reader import list_files, read_settings
+from fedunfold.studies.theory.analysis import analyse_learned
+from fedunfold.studies.theory.quantities import Constants
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood
 
@@ -33,9 +35,10 @@ def fuzz(data: bytes) -> bool:
                     (folder / name).write_bytes(archive.read(name))
     except Exception:  # not a folder at all
         return False
-    recorded(folder)
+    with contextlib.suppress(InputError):
+        read_settings(folder)
     answer = understood(lambda: _analysed(folder), "fuzzed", "weights", "environment", "client", "Client", "field")
-    for file in recorded_files(folder):
+    for file in list_files(folder):
         file.unlink()
     assert beside.exists(), "a file beside the folder was taken away"
     assert (folder / "inside" / "notes.txt").exists(), "a file in a folder of the user's was taken away"

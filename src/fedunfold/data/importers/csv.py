@@ -131,7 +131,7 @@ class CsvTable:
     def _delimiter(self) -> str:
         """The first of comma, semicolon and tab that the header has."""
         with self.path.open("rb") as file:
-            header = file.readline(LINE_BYTES.most)
+            header = file.readline(LINE_BYTES.value)
         return next((mark for mark in ",;\t" if mark.encode() in header), ",")
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
@@ -149,7 +149,7 @@ class CsvTable:
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         """Its lines as text; a file without line ends is no table, and must not fill the memory."""
-        longest = LINE_BYTES.most
+        longest = LINE_BYTES.value
         for number, raw in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
             if len(raw) > longest:
                 LINE_BYTES.check(len(raw), f"{self.name}, line {number}: ")

@@ -113,7 +113,7 @@ class Backbone:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(pixels)} images at once do not fit into the memory of {self.device}; "
-                "lower the batch size and run it again."
+                "lower `batch_size` and run it again."
             ) from error
         except ValueError as error:  # such as an image size the model was not made for
             raise InputError(f"the model refuses its input ({first_line(error)}).") from error

@@ -117,7 +117,7 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
     try:
         features, about = load_features(out), read_about(out)
     except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; make it again.") from error
+        raise InputError(f"{str(error).rstrip('.')}; `again=True` makes it anew.") from error
     if about is None:
         other = "does not say how it was made"
     elif about.model != model:
@@ -128,7 +128,7 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
         other = f"was stored as {about.dtype}"
     else:
         return Extraction(out, about, features, len(images.files))
-    raise InputError(f"{out} exists and {other}; choose another output file, or make it again.")
+    raise InputError(f"{out} exists and {other}; choose another `out`, or replace it with `again=True`.")
 
 
 def _compute(batch: Batch, files: Sequence[ImageFile], backbone: Backbone) -> Batch:

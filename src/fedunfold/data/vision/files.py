@@ -114,7 +114,7 @@ def save_features(path: Path, features: Features, about: About) -> None:
     finite = np.isfinite(x).all(axis=1)
     if not finite.all():
         name = features.names[int(np.argmin(finite))]
-        raise InputError(f"the features of {name} do not fit into {about.dtype}; store float32.")
+        raise InputError(f"the features of {name} do not fit into {about.dtype}; store them in `dtype=float32`.")
     y = features.y.astype(np.min_scalar_type(len(features.classes) - 1))
     if path.suffix == ".npz":
         columns: dict[str, Any] = {
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             columns[name] = arrays.as_array(texts[name], f"{name} in {path}")
     for name in KINDS:
         if name not in columns:
-            raise InputError(f"{path} has no {name}; extract it from the images again.")
+            raise InputError(f"{path} has no {name}; extract the features again.")
     return columns
 
 

@@ -80,7 +80,7 @@ class PartialResults:
             if not discard_others:
                 raise InputError(
                     f"{folder} holds the partial results of another run ({difference} differs); "
-                    "make it again from the start, or choose another output file."
+                    "start over with `again=True`, or choose another `out`."
                 )
         results = cls(folder, [])
         results.discard()

@@ -57,6 +57,7 @@ class Backend:
         *,
         sums_gradients: bool,
         backward: bool,
+        curvature: bool,
     ) -> LocalTrainer:
         """By the model, the device and what is requested.
 
@@ -67,10 +68,12 @@ class Backend:
             outer: How minibatches enter the outer loss.
             sums_gradients: Whether sums of the training gradients are requested.
             backward: Whether the backward pass is, whose memory is bounded.
+            curvature: Whether that counts the curvature of the training loss.
         """
         parts = (batches, step_sizes, optimizer, outer)
         kernel = self.kernel
-        if isinstance(kernel, MLPKernel) and not sums_gradients and _is_fused(kernel, optimizer, outer):
+        in_steps = sums_gradients or (backward and not curvature)
+        if isinstance(kernel, MLPKernel) and not in_steps and _is_fused(kernel, optimizer, outer):
             whole: CpuTrainer | CudaTrainer | None = None
             if self.x.is_cuda and is_cuda_supported(kernel, batches.rows.shape[2], self.x):
                 whole = CudaTrainer(kernel, self.x, self.y, *parts)
@@ -78,7 +81,7 @@ class Backend:
                 whole = CpuTrainer(kernel, self.rows, self.y, *parts, self.threads)
             if whole is not None and (not backward or whole.supports_backward(self.memory_budget)):
                 return whole
-        return TorchTrainer(kernel, self.x, self.y, *parts, self.memory_budget)
+        return TorchTrainer(kernel, self.x, self.y, *parts, self.memory_budget, curvature)
 
 
 def _is_fused(kernel: MLPKernel, optimizer: LocalOptimizer, outer: OuterWeights | None) -> bool:

@@ -207,7 +207,10 @@ class SimulatedFederation:
 
     def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
         """Whether the clients of these rounds train together: on a GPU, where the same is requested of them."""
-        requested = {(r.optimizer, r.outer, r.required_metrics, r.path_gradient, r.broadcast is None) for r in requests}
+        requested = {
+            (r.optimizer, r.outer, r.required_metrics, r.path_gradient, r.curvature, r.broadcast is None)
+            for r in requests
+        }
         return self.device.type != "cpu" and len(requested) == 1
 
     def _train(self, rounds: Sequence[RoundContext]) -> list[ClientUpdates]:

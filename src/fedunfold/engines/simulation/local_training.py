@@ -202,7 +202,9 @@ class CohortTrainer:
             outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
         sums_gradients = "gradients" in request.required_metrics and request.optimizer.fused_mu != 0
         parts = (batches, step_sizes, request.optimizer, outer)
-        return self.backend.select_trainer(*parts, sums_gradients=sums_gradients, backward=backward)
+        return self.backend.select_trainer(
+            *parts, sums_gradients=sums_gradients, backward=backward, curvature=request.curvature
+        )
 
     def _sums(self, request: TrainRequest, slots: int) -> StepSums:
         """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""

@@ -15,38 +15,3 @@ given beside them.
 
 Reference: Nakai-Kasai and Wadayama, deep unfolding-based weighted averaging, Theorem 1 and its appendix.
 """
-
-from fedunfold.studies.theory.analysis import analyse, analyse_learned
-from fedunfold.studies.theory.formulas import (
-    a_tilde,
-    b_tilde_parts,
-    bound_terms,
-    c_tilde,
-    conditions,
-    d_per_l2,
-    effective_steps,
-    local_factors,
-    recast_weights,
-    weight_variances,
-)
-from fedunfold.studies.theory.records import Condition, Constants, Factors, Terms, Theory
-
-__all__ = [
-    "Condition",
-    "Constants",
-    "Factors",
-    "Terms",
-    "Theory",
-    "a_tilde",
-    "analyse",
-    "analyse_learned",
-    "b_tilde_parts",
-    "bound_terms",
-    "c_tilde",
-    "conditions",
-    "d_per_l2",
-    "effective_steps",
-    "local_factors",
-    "recast_weights",
-    "weight_variances",
-]

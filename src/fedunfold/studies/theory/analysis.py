@@ -7,23 +7,12 @@ import torch
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.engines.simulation.schedule import ClientSlice
 from fedunfold.local.optimizers import LocalOptimizer
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import simplex_violation
-from fedunfold.studies.theory.formulas import (
-    a_tilde,
-    b_tilde_parts,
-    bound_terms,
-    c_tilde,
-    conditions,
-    d_per_l2,
-    effective_steps,
-    local_factors,
-    recast_weights,
-    weight_variances,
-)
-from fedunfold.studies.theory.records import Constants, Terms, Theory
+from fedunfold.studies.cases import local_steps
+from fedunfold.studies.theory import formulas
+from fedunfold.studies.theory.quantities import Constants, Theory
 from fedunfold.training.methods import learned_method
 
 
@@ -37,39 +26,33 @@ def analyse(
     *,
     recast: bool = False,
 ) -> Theory:
-    """Everything above for weights Θ[T, K], N_k[K], steps τ[T, K], η and a local update.
+    """What the theorem says about weights and a federation.
 
-    With `recast`, clients that walk unscaled (sgd, prox, momentum) are described by the weights and τ_eff of
-    `recast_weights`, for which the theorem is about the run as it is; all figures then belong to those.
+    Args:
+        weights: Θ[T, K].
+        sizes: N_k, [K].
+        steps: τ_k^(t), [T, K].
+        lr: η.
+        update: The local update.
+        constants: What is known of the objective.
+        recast: Describe clients whose local steps are not scaled (sgd, prox, momentum) by the weights and τ_eff of
+            `recast_weights`, for which the theorem is about the run as it is; all figures then belong to those.
+
+    Raises:
+        InputError: The arrays do not fit together, or cannot be those of a run.
     """
     constants = constants or Constants()
     recast = recast and not (update.accumulate or update.normalise_steps)
     weights, sizes, steps = _checked(weights, sizes, steps, lr)
-    factors = local_factors(steps, sizes, lr, update)
-    effective = effective_steps(factors, sizes)
+    factors = formulas.local_factors(steps, sizes, lr, update)
+    effective = formulas.effective_steps(factors, sizes)
     if recast:
-        weights, effective = recast_weights(weights, factors)
+        weights, effective = formulas.recast_weights(weights, factors)
     rescaled = recast or update.accumulate
     reach = np.broadcast_to(effective[:, None], steps.shape) if rescaled else factors.l1
     rounds, clients = weights.shape
-    variances = weight_variances(weights)
     mean_steps = float(steps.mean(1).mean())
-    a, a_published = (a_tilde(weights, factors, scale) for scale in (effective, np.ones(rounds)))
-    b = b_tilde_parts(weights, factors)
-    c = c_tilde(factors)
-
-    def bound(a: float, b: float) -> Terms:
-        return bound_terms(
-            a_tilde=a,
-            b_tilde=b,
-            c_tilde=c,
-            variances=variances.tolist(),
-            effective_steps=float(effective.mean()),
-            rounds=rounds,
-            lr=lr,
-            constants=constants,
-        )
-
+    b = formulas.b_tilde_parts(weights, factors)
     return Theory(
         rounds=rounds,
         clients=clients,
@@ -77,19 +60,17 @@ def analyse(
         rate_lr=math.sqrt(clients / (mean_steps * rounds)),
         recast=recast,
         objective=tuple(weights.mean(0).tolist()),
-        variances=tuple(variances.tolist()),
+        variances=tuple(formulas.weight_variances(weights).tolist()),
         mean_steps=mean_steps,
         effective_steps=tuple(effective.tolist()),
-        a_tilde=a,
-        a_tilde_published=a_published,
+        a_tilde=formulas.a_tilde(weights, factors, effective),
+        a_tilde_published=formulas.a_tilde(weights, factors, np.ones(rounds)),
         b_tilde=float(b.sum()),
         b_tilde_published=tuple(b.tolist()),
-        c_tilde=c,
-        d_per_l2=d_per_l2(factors, lr),
+        c_tilde=formulas.c_tilde(factors),
+        d_per_l2=formulas.d_per_l2(factors, lr),
         constants=constants,
-        conditions=conditions(factors, effective, reach, lr, constants),
-        bound=bound(a, float(b.sum())),
-        published_bound=bound(a_published, float(b.max())),
+        conditions=formulas.conditions(factors, effective, reach, lr, constants),
     )
 
 
@@ -100,28 +81,23 @@ def analyse_learned(
     *,
     recast: bool = False,
 ) -> Theory:
-    """The same for learned weights and the environment they were learned on, every client always present.
+    """The same for learned weights and the environment they were learned on, with every client in every round.
 
     Clients make τ_k^(t) = E_k^(t) ⌈N_k/B⌉ steps of the local update that the weights were learned for.
+
+    Args:
+        learned: The weights.
+        env: The environment.
+        constants: What is known of the objective.
+        recast: As in `analyse`.
+
+    Raises:
+        InputError: The weights were learned on another federation.
     """
     data = env.load()
     fitting = learned.adapt(data.keys, env.rounds, env.digest(data))
-    steps = [
-        [
-            ClientSlice(key, 0, size, env.epochs(k, t)).steps(env.batch_size)
-            for k, (key, size) in enumerate(zip(data.keys, data.sizes, strict=True))
-        ]
-        for t in range(env.rounds)
-    ]
-    return analyse(
-        fitting.weights.numpy(),
-        np.array(data.sizes),
-        np.array(steps),
-        env.lr,
-        learned_method(fitting).algorithm.update,
-        constants,
-        recast=recast,
-    )
+    steps, update = local_steps(env, data, env.rounds), learned_method(fitting).algorithm.update
+    return analyse(fitting.weights.numpy(), np.array(data.sizes), steps, env.lr, update, constants, recast=recast)
 
 
 def _checked(

@@ -1,13 +1,10 @@
 """The quantities of the theorem, one function each."""
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
 from fedunfold.core.errors import InputError
 from fedunfold.local.optimizers import LocalOptimizer
-from fedunfold.studies.theory.records import Condition, Constants, Factors, Terms, product
+from fedunfold.studies.theory.quantities import Condition, Constants, Factors, product
 
 
 def weight_variances(weights: np.ndarray) -> np.ndarray:
@@ -43,7 +40,7 @@ def effective_steps(factors: Factors, sizes: np.ndarray) -> np.ndarray:
 def recast_weights(weights: np.ndarray, factors: Factors) -> tuple[np.ndarray, np.ndarray]:
     """Θ̃[T, K] and τ_eff[T] with which plain averaging takes the theorem's form.
 
-    A client that walks unscaled goes ‖a_k‖₁ d_k, not τ_eff d_k. The round is the same one with
+    A client whose local steps are not scaled goes ‖a_k‖₁ d_k, not τ_eff d_k. The round is the same one with
 
         τ_eff^(t) = Σ_k Θ_k^(t) ‖a_k‖₁        Θ̃_k^(t) = Θ_k^(t) ‖a_k‖₁ / τ_eff^(t)
     """
@@ -74,33 +71,6 @@ def c_tilde(factors: Factors) -> float:
 def d_per_l2(factors: Factors, lr: float) -> float:
     """D/L² = 4 η² max_{t,k} ‖a_k‖₁ (‖a_k‖₁ − a_{k,−1})."""
     return float(4 * lr**2 * (factors.l1 * (factors.l1 - factors.last)).max())
-
-
-def bound_terms(
-    *,
-    a_tilde: float,
-    b_tilde: float,
-    c_tilde: float,
-    variances: Sequence[float],
-    effective_steps: float,
-    rounds: int,
-    lr: float,
-    constants: Constants,
-) -> Terms:
-    """The five terms of the bound at the top of this module, for given coefficients and constants."""
-    clients, L, sigma, kappa = len(variances), constants.L, constants.sigma, constants.kappa
-    second_moment = None if sigma is None or constants.G is None else sigma**2 + constants.G**2
-    try:
-        spread = math.ldexp(4 * math.fsum(variances), clients)
-    except OverflowError:  # 2^K of a large federation
-        spread = math.inf
-    return Terms(
-        start=product(4 / (rounds * effective_steps * lr), constants.gap),
-        noise=product(4 * lr * a_tilde / clients, L, sigma, sigma),
-        local_noise=product(10 * lr**2 * b_tilde, L, L, sigma, sigma),
-        dissimilarity=product(20 * lr**2 * c_tilde, L, L, kappa, kappa),
-        varying_weights=product(spread, second_moment),
-    )
 
 
 def conditions(

@@ -51,6 +51,7 @@ class TorchTrainer:
         optimizer: The clients' optimiser.
         outer: How minibatches enter the outer loss.
         memory_budget: Bytes of iterates that the backward pass may store.
+        curvature: Whether the backward pass counts the curvature of the training loss.
     """
 
     uses_torch_threads: ClassVar[bool] = True
@@ -63,6 +64,7 @@ class TorchTrainer:
     optimizer: LocalOptimizer
     outer: OuterWeights | None
     memory_budget: int
+    curvature: bool = True
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
         """w_k of every slot [L, d] from w^(t) of every slot, summing up losses and gradients."""
@@ -97,7 +99,9 @@ class TorchTrainer:
 
     def _stepping(self, start: Tensor) -> Stepping:
         parts = (self.kernel, self.optimizer, self.step_sizes, unflatten(start, self._shapes))
-        return StatefulStepping(*parts) if self.optimizer.fused_mu is None else ProximalStepping(*parts)
+        if self.optimizer.fused_mu is None or not self.curvature:
+            return StatefulStepping(*parts, self.curvature)
+        return ProximalStepping(*parts)
 
     def _iterates_in_reverse(self, stepping: Stepping) -> Iterator[tuple[int, Iterate]]:
         """Every step with the iterate it began from, the last one first."""

@@ -112,8 +112,10 @@ class ProximalStepping:
 class StatefulStepping:
     """Any local optimiser's pure step on parameters as vectors [L, d], differentiated by autograd over that step."""
 
-    def __init__(self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters) -> None:
-        self._kernel, self._optimizer = kernel, optimizer
+    def __init__(
+        self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters, curvature: bool
+    ) -> None:
+        self._kernel, self._optimizer, self._curvature = kernel, optimizer, curvature
         self._step_sizes, self._anchor = step_sizes[:, None], flatten(anchor)
         self._shapes, self._trained = [p.shape[1:] for p in anchor], kernel.layout.num_params
         self._adjoint = self._anchor_gain = self._anchor.new_zeros(0)
@@ -141,7 +143,7 @@ class StatefulStepping:
         self._state_adjoint = tuple(torch.zeros_like(s) for s in self.start().state)
 
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
-        """(p, σ) ← (∂step/∂(w, state))ᵀ (p, σ) + H_b (∂step/∂gradient)ᵀ (p, σ) + ∇ℓ^out."""
+        """(p, σ) ← (∂step/∂(w, state))ᵀ (p, σ) + H_b (∂step/∂gradient)ᵀ (p, σ) + ∇ℓ^out; without curvature H_b = 0."""
         live = len(means)
         gradient = self._gradient_at(iterate, batch, means)
         params = flatten(iterate.parameters)[:, : self._trained]
@@ -157,7 +159,8 @@ class StatefulStepping:
         wide = torch.zeros_like(self._adjoint[:live])
         wide[:, : self._trained] = to_gradient
         curved = views(wide, self._shapes)
-        self._kernel.apply_hvp_(iterate.parameters, curved, batch, -means, outer_slope)
+        curvature = -means if self._curvature else torch.zeros_like(means)
+        self._kernel.apply_hvp_(iterate.parameters, curved, batch, curvature, outer_slope)
         self._adjoint[:live, : self._trained] = to_params + flatten(curved)[:, : self._trained] - to_gradient
         self._anchor_gain[:live] += to_anchor
         for s, part in zip(self._state_adjoint, to_state, strict=True):

@@ -1,0 +1,96 @@
+"""The files that a run leaves, by what was run: each name with how it is written, whole or not at all."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as serialize
+
+from fedunfold import plotting
+from fedunfold.config import Environment
+from fedunfold.io.atomic import write_atomically
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.schema import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, RESULT, file_name
+from fedunfold.tracking.scalars import iteration_records, round_record
+from fedunfold.training.compare import Comparison, client_accuracies, trained_module
+from fedunfold.training.loop import RunResult
+
+Files = Mapping[str, Callable[[Path], object]]
+
+
+def of_learning(learned: LearnedWeights) -> Files:
+    """Learned weights, the outer loss of every iteration, and two figures."""
+    return {
+        LEARNED: learned.save,
+        METRICS: _lines_writer(iteration_records(learned)),
+        "weights.png": partial(plotting.save, plotting.weights(learned)),
+        "outer_loss.png": partial(plotting.save, plotting.outer_loss(learned)),
+    }
+
+
+def of_run(environment: Environment, method: str, result: RunResult) -> Files:
+    """A line for each round, how well the final model serves each client, and the model."""
+    state = trained_module(environment, result).state_dict()
+    model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
+    return {
+        METRICS: _lines_writer(_round_lines(method, 0, result)),
+        CLIENT_ACCURACY: _lines_writer(_client_lines(environment, method, [result])),
+        MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(model)),
+    }
+
+
+def of_comparison(environment: Environment, comparison: Comparison, unfinished: Mapping[str, LearnedWeights]) -> Files:
+    """Results, records and figures, and all weights that were learned.
+
+    Args:
+        environment: What the methods were compared on.
+        comparison: The methods with results.
+        unfinished: Weights of methods without results, by the method's name.
+    """
+    files: dict[str, Callable[[Path], object]] = {}
+    if comparison.methods:
+        files[RESULT] = text_writer(json.dumps(comparison.as_json(), indent=2) + "\n")
+        files[METRICS] = _lines_writer(
+            line
+            for result in comparison.methods
+            for trial, outcome in enumerate(result.trials)
+            for line in _round_lines(result.name, trial, outcome)
+        )
+        files[CLIENT_ACCURACY] = _lines_writer(
+            line for result in comparison.methods for line in _client_lines(environment, result.name, result.trials)
+        )
+        files["accuracy.png"] = partial(plotting.save, plotting.accuracy(comparison))
+    finished = {result.name: result.learned for result in comparison.methods if result.learned is not None}
+    for name, learned in {**unfinished, **finished}.items():
+        stem = file_name(name)
+        files[f"{stem}.safetensors"] = learned.save
+        files[f"{stem}-weights.png"] = partial(plotting.save, plotting.weights(learned))
+        files[f"{stem}-outer-loss.png"] = partial(plotting.save, plotting.outer_loss(learned))
+    return files
+
+
+def text_writer(text: str) -> Callable[[Path], object]:
+    """How a text is written to a file."""
+    return lambda path: write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _lines_writer(records: Iterable[Mapping[str, Any]]) -> Callable[[Path], object]:
+    return text_writer("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _round_lines(method: str, trial: int, result: RunResult) -> Iterable[Mapping[str, Any]]:
+    for t, evaluation in enumerate(result.evaluations):
+        yield {
+            **round_record(method, trial, t, evaluation),
+            "weights": result.weights[t].tolist(),
+            "participated": result.present[t].tolist(),
+            "rejected": {entry.client: entry.reason for entry in result.rejected if entry.round == t},
+        }
+
+
+def _client_lines(environment: Environment, method: str, results: Sequence[RunResult]) -> Iterable[Mapping[str, Any]]:
+    """Accuracy of the final models on each client's own training data, in percent."""
+    for trial, accuracies in enumerate(client_accuracies(environment, results)):
+        yield {"method": method, "trial": trial, "client_accuracy": [100 * accuracy for accuracy in accuracies]}

@@ -1,0 +1,316 @@
+"""The files of a run folder: their names, what must be in those that are read again, and what is read from them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedunfold.config import Environment
+from fedunfold.core.settings import Count, Natural
+from fedunfold.rules.learned import LearnedWeights
+
+SETTINGS = "settings.json"
+ENVIRONMENT = "environment.toml"
+FEDERATION = "federation.json"
+METRICS = "metrics.jsonl"
+CLIENT_ACCURACY = "client_accuracy.jsonl"
+RESULT = "result.json"
+MODEL = "model.safetensors"
+LEARNED = "weights.safetensors"
+REPORT = "report.html"  # made later, from the others; it is deleted with them
+
+MACHINE_DEPENDENT = (".png", ".html", ENVIRONMENT)
+"""Ends of names that are not compared: figures depend on fonts, and the description names the data from its folder."""
+
+
+Floats = NDArray[np.float64]
+
+
+def file_name(name: str) -> str:
+    """A method's or environment's name as part of a file name.
+
+    >>> file_name("duw-fedavg prox:mu=0.1")
+    'duw-fedavg-prox-mu=0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", name)
+
+
+class Record(BaseModel):
+    """Base of what is read from a run's files; fields that another version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class ClientRecord(Record):
+    """A client of the federation.
+
+    Attributes:
+        key: Its name.
+        samples: How many training samples it holds.
+        label_counts: How many of them are of each class.
+        epochs: How many epochs it trains, in every round or round by round.
+        participation_probability: In which fraction of the rounds it is reachable.
+    """
+
+    key: str
+    samples: Count
+    label_counts: tuple[Natural, ...]
+    epochs: Count | tuple[Count, ...]
+    participation_probability: float = Field(ge=0, le=1)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The classes it has samples of."""
+        return tuple(label for label, count in enumerate(self.label_counts) if count)
+
+
+class FederationRecord(Record):
+    """federation.json: the federation that a run was made on, so that a report needs no data.
+
+    Attributes:
+        environment: The environment's name.
+        description: What it says about itself.
+        digest: Stands for data, clients, model and local training; equal for runs that can be compared.
+        classes: How many classes there are.
+        class_names: Their names in the order of their numbers, where they have some.
+        test_samples: Size of the test set.
+        rounds: T.
+        clients_per_round: How many clients are sampled in a round; None for all of them.
+        clients: All K of them.
+    """
+
+    environment: str
+    description: str = ""
+    digest: str
+    classes: Count
+    class_names: tuple[str, ...] | None = None
+    test_samples: Natural
+    rounds: Count
+    clients_per_round: Count | None = None
+    clients: tuple[ClientRecord, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.keys)) < len(self.clients):
+            raise ValueError("it names a client twice")
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise ValueError(f"it names {len(self.class_names)} of {self.classes} classes")
+        for client in self.clients:
+            if len(client.label_counts) != self.classes:
+                raise ValueError(f"client {client.key} counts {len(client.label_counts)} of {self.classes} classes")
+        return self
+
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """The record of an environment's federation."""
+        data = environment.load()
+        return cls(
+            environment=environment.name,
+            description=environment.description,
+            digest=environment.digest(data),
+            classes=data.classes,
+            class_names=environment.class_names,
+            test_samples=len(data.y_test),
+            rounds=environment.rounds,
+            clients_per_round=environment.clients_per_round,
+            clients=tuple(
+                ClientRecord(
+                    key=client.key,
+                    samples=size,
+                    label_counts=tuple(counts.tolist()),
+                    epochs=client.epochs,
+                    participation_probability=client.participation_probability,
+                )
+                for client, size, counts in zip(environment.clients, data.sizes, data.label_counts, strict=True)
+            ),
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(client.key for client in self.clients)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """N_k/N: each client's weight by size."""
+        total = sum(client.samples for client in self.clients)
+        return tuple(client.samples / total for client in self.clients)
+
+
+class SettingsRecord(Record):
+    """The part of settings.json that a report needs.
+
+    Attributes:
+        command: What was run: learn, run, compare or demo.
+        environment: The environment's name.
+        version: Of fedunfold.
+        seed: Of the environment.
+        files: Names of the files that the run left.
+    """
+
+    command: str
+    environment: str
+    version: str
+    seed: int
+    files: tuple[str, ...]
+
+
+class InputFile(Record):
+    """A file that the run was given.
+
+    Attributes:
+        given: Its name as it was given.
+        path: Where it is, from the run's folder.
+        sha256: Of its content.
+    """
+
+    given: str
+    path: str
+    sha256: str
+
+
+Value = bool | int | float | str
+
+
+class RunManifest(Record):
+    """The part of settings.json that a run is repeated by.
+
+    Attributes:
+        command: What was run.
+        arguments: Its settings by their names.
+        inputs: The files among them.
+        machine: What it was run on and with.
+        threads: How many it computed with.
+        files: Names of the files that the run left.
+    """
+
+    command: Literal["demo", "learn", "run", "compare", "reproduce"]
+    arguments: dict[str, Value | list[Value]]
+    inputs: tuple[InputFile, ...]
+    machine: dict[str, Any]
+    threads: Count
+    files: tuple[str, ...]
+
+    @property
+    def compared(self) -> list[str]:
+        """Files that come out the same, byte by byte, wherever the run is repeated."""
+        return [name for name in self.files if not name.endswith(MACHINE_DEPENDENT)]
+
+
+class RoundRecord(Record):
+    """A line of metrics.jsonl, of those commands that train.
+
+    Attributes:
+        method: The method's name.
+        trial: Its number, from 0.
+        round: Its number, from 0.
+        accuracy: On the test set, in percent.
+        class_accuracy: By class, in percent; None for a class without test samples.
+        weights: Θ^(t) as used.
+        rejected: Why a client's update was rejected, by client.
+    """
+
+    method: str
+    trial: Natural
+    round: Natural
+    accuracy: float
+    class_accuracy: tuple[float | None, ...]
+    weights: tuple[float, ...]
+    rejected: dict[str, str] = Field(default_factory=dict)
+
+
+class ClientsRecord(Record):
+    """A line of client_accuracy.jsonl.
+
+    Attributes:
+        method: The method's name.
+        trial: Its number, from 0.
+        client_accuracy: Accuracy of the final model on each client's own training data, in percent.
+    """
+
+    method: str
+    trial: Natural
+    client_accuracy: tuple[float, ...]
+
+
+# --- what is read from them ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RejectedClient:
+    """A client whose updates were rejected in some of a method's rounds.
+
+    Attributes:
+        client: Its name.
+        times: In how many rounds, over all trials.
+        reason: Why, the last time.
+    """
+
+    client: str
+    times: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class MethodRecord:
+    """What a method did in a run; accuracies in percent.
+
+    Attributes:
+        name: The method's name.
+        accuracy: On the test set, [trials, rounds].
+        class_accuracy: Of the final models by class, [trials, C]; NaN for a class without test samples.
+        weights: Those used, as a mean of the trials, [rounds, K].
+        client_accuracy: Of the final models by client, [trials, K]; None in old folders.
+        rejected: The clients whose updates were rejected, the most often rejected first.
+    """
+
+    name: str
+    accuracy: Floats
+    class_accuracy: Floats
+    weights: Floats
+    client_accuracy: Floats | None = None
+    rejected: tuple[RejectedClient, ...] = ()
+
+    @property
+    def finals(self) -> Floats:
+        """Accuracy after the last round of every trial."""
+        return self.accuracy[:, -1]
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run that has results. All names are fit to be shown.
+
+    Attributes:
+        label: The folder's name, distinct among runs that are read together.
+        command: What was run.
+        environment: The environment's name.
+        version: Of fedunfold, that wrote it.
+        seed: Of the environment.
+        settings: settings.json as it is.
+        clients: The clients' names.
+        classes: The classes' names, or else their numbers.
+        federation: The federation it was made on; None in old folders.
+        methods: What each method did, in the order in which they were run; none where weights were only learned.
+        learned: Learned weights by method.
+        missing: What an old folder lacks, a sentence each.
+        stopped: Whether it was interrupted, and can be resumed.
+    """
+
+    label: str
+    command: str
+    environment: str
+    version: str
+    seed: int
+    settings: Mapping[str, Any]
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    federation: FederationRecord | None = None
+    methods: tuple[MethodRecord, ...] = ()
+    learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    stopped: bool = False

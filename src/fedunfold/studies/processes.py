@@ -1,0 +1,137 @@
+"""Jobs run by several processes.
+
+Every process computes with one thread, whatever their number: more threads gain less than more jobs at the same time,
+and the results do not depend on how many there are. The pool is ours because a `concurrent.futures` one cannot end a
+running job, so that Ctrl-C would wait for the work, and a `multiprocessing.Pool` waits forever for a killed process.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from fedunfold.core.errors import FedunfoldError
+from fedunfold.studies.jobs import Job, OnPart
+from fedunfold.studies.records import StudyRecords
+
+OnProgress = Callable[[str, float], None]
+"""Called with the name of a job and the cost of what was done of it since the last time."""
+
+
+def run_jobs(todo: Sequence[Job], records: StudyRecords, device: str, processes: int, on_progress: OnProgress) -> None:
+    """Run all jobs; one waits for the weights it needs.
+
+    Args:
+        todo: The jobs.
+        records: Where their records are saved.
+        device: Where they compute.
+        processes: How many run at a time; 1 runs them in this process.
+        on_progress: Called as they proceed.
+
+    Raises:
+        FedunfoldError: A job failed, which it names, or a process was killed.
+    """
+    if processes == 1 or len(todo) < 2:
+        _run_here(todo, records, device, on_progress)
+    else:
+        _run_apart(todo, records, device, min(processes, len(todo)), on_progress)
+
+
+def _run_here(todo: Sequence[Job], records: StudyRecords, device: str, on_progress: OnProgress) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in todo:
+            try:
+                job.run(records, device, _in_costs(job, on_progress))
+            except FedunfoldError as error:
+                raise FedunfoldError(f"{job.name}: {error}") from error
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run_apart(todo: Sequence[Job], records: StudyRecords, device: str, count: int, on_progress: OnProgress) -> None:
+    # A fresh interpreter each: a fork of a process that has used threads can hang.
+    context = multiprocessing.get_context("spawn")
+    inbox, outbox = context.SimpleQueue(), context.Queue()
+    workers = [context.Process(target=_work, args=(inbox, outbox, records, device), daemon=True) for _ in range(count)]
+    # Ctrl-C reaches the workers too, which inherit how it is handled: only the parent is to handle it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for worker in workers:
+            worker.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    waiting, running = list(todo), 0
+    try:
+        while waiting or running:
+            while running < count and (ready := next((job for job in waiting if job.ready(records)), None)):
+                waiting.remove(ready)
+                inbox.put(ready)
+                running += 1
+            if not running:
+                raise FedunfoldError(f"{waiting[0].name}: the weights it needs do not exist and are not being learned.")
+            name, part, ending = _next_message(outbox, workers)
+            on_progress(name, part)
+            if isinstance(ending, str):
+                raise FedunfoldError(ending)
+            running -= ending is True
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _next_message(outbox: Any, workers: Sequence[BaseProcess]) -> tuple[str, float, bool | str]:
+    """(job, cost, whether it ended or why it failed); a worker that died would otherwise be waited for in vain."""
+    while True:
+        try:
+            message: tuple[str, float, bool | str] = outbox.get(timeout=1)
+        except queue.Empty:
+            dead = next((worker for worker in workers if not worker.is_alive()), None)
+            if dead is not None:
+                raise FedunfoldError(
+                    f"a worker process ended with code {dead.exitcode} (out of memory?); run the same again to resume, "
+                    "with fewer processes."
+                ) from None
+        else:
+            return message
+
+
+def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
+    """What a worker does until it is ended."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    while True:
+        job: Job = inbox.get()
+        try:
+            job.run(records, device, _in_costs(job, lambda name, part: outbox.put((name, part, False))))
+            outbox.put((job.name, 0.0, True))
+        except FedunfoldError as error:
+            outbox.put((job.name, 0.0, f"{job.name}: {error}"))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _in_costs(job: Job, on_progress: OnProgress) -> OnPart:
+    """From "this part is done" to "this much was done since"."""
+    cost, before = job.cost, 0.0
+
+    def report(part: float) -> None:
+        nonlocal before
+        on_progress(job.name, (part - before) * cost)
+        before = part
+
+    return report

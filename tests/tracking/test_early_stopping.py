@@ -1,0 +1,94 @@
+"""Early stopping, against the callback layer: which rounds ask to stop, and that the request is passed on."""
+
+from typing import Any
+
+import pytest
+
+from fedunfold.core.errors import InputError
+from fedunfold.core.federation import Evaluation
+from fedunfold.tracking import CallbackList
+from fedunfold.tracking.callback import Callback, OuterStepRelay
+from fedunfold.tracking.early_stopping import EarlyStopping
+from tests.support.run_records import learned
+
+
+def stops(stopping: Callback, losses: list[float], method: str = "fedavg", trial: int = 0) -> list[bool | None]:
+    """What is returned after every round; accuracies are 1 − loss."""
+    return [stopping.on_round_end(method, trial, t, Evaluation(1 - loss, loss)) for t, loss in enumerate(losses)]
+
+
+def test_a_trial_stops_after_so_many_rounds_without_improvement() -> None:
+    assert stops(EarlyStopping(2), [0.9, 0.8, 0.8, 0.85, 0.7]) == [False, False, False, True, False]
+    assert stops(EarlyStopping(1), [0.9, 0.8, 0.7]) == [False] * 3
+    assert stops(EarlyStopping(2), [0.9, 0.8, 0.8, 0.79, 0.8, 0.8]) == [False] * 5 + [True]
+
+
+def test_accuracy_is_watched_the_other_way_round() -> None:
+    assert stops(EarlyStopping(1, metric="accuracy"), [0.9, 0.5, 0.6]) == [False, False, True]
+
+
+def test_small_improvements_do_not_count() -> None:
+    falling = [0.9, 0.85, 0.8, 0.75]
+    assert stops(EarlyStopping(2, min_delta=0.2), falling) == [False, False, True, True]
+    assert stops(EarlyStopping(2, min_delta=0.09), falling) == [False] * 4
+
+
+def test_a_loss_that_is_no_number_is_no_improvement() -> None:
+    assert stops(EarlyStopping(1), [0.9, float("nan"), 0.8]) == [False, True, False]
+
+
+def test_trials_and_methods_are_counted_apart_and_runs_begin_anew() -> None:
+    stopping = EarlyStopping(1)
+    assert stops(stopping, [0.5, 0.6]) == [False, True]
+    assert stops(stopping, [0.7, 0.6], trial=1) == [False, False]
+    assert stops(stopping, [0.7, 0.6], method="dr") == [False, False]
+    stopping.on_start({})
+    assert stops(stopping, [0.9, 0.8]) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"patience": 0}, "patience"),
+        ({"patience": 1.5}, "patience"),
+        ({"patience": 1, "min_delta": -0.1}, "min_delta"),
+        ({"patience": 1, "min_delta": float("nan")}, "min_delta"),
+        ({"patience": 1, "metric": "f1"}, "metric"),
+    ],
+)
+def test_impossible_settings(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=f"{named} must be"):
+        EarlyStopping(**settings)
+
+
+def test_one_callback_that_wants_to_stop_is_enough_and_all_are_called() -> None:
+    called: list[int] = []
+
+    class Counting(Callback):
+        def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
+            called.append(round_index)
+
+    assert stops(CallbackList(EarlyStopping(1), Counting()), [0.5, 0.5, 0.4]) == [False, True, False]
+    assert called == [0, 1, 2]
+    assert stops(CallbackList(Counting()), [0.5, 0.5]) == [False, False]
+
+
+def test_learning_inside_a_comparison_can_be_stopped() -> None:
+    class Impatient(Callback):
+        def on_outer_step(self, method: str, so_far: Any, iterations: int) -> bool:
+            return method == "duw-fedavg" and len(so_far.losses) == 2
+
+    outer = CallbackList(Impatient())
+    assert OuterStepRelay(outer, "duw-fedavg").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
+    assert not OuterStepRelay(outer, "fedunfold").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
+    assert not OuterStepRelay(outer, "duw-fedavg").on_round_end("learned", 0, 0, Evaluation(0.5, 1.0))
+
+
+def test_a_callback_that_fails_does_not_stop_training() -> None:
+    class Failing(Callback):
+        def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool:
+            raise OSError("the disk is full")
+
+    messages: list[str] = []
+    assert stops(CallbackList(Failing(), log=messages.append), [0.5, 0.5]) == [False, False]
+    assert messages == ["Failing failed (OSError: the disk is full); the run continues without it."]
