@@ -29,7 +29,13 @@ from fedunfold.unfolding import Learning, check_learnable
 
 @dataclass(frozen=True)
 class MethodResult:
-    """The runs of a method, one for each trial, and the weights it learned, if any."""
+    """The runs of a method.
+
+    Attributes:
+        name: The method's name.
+        trials: A run for each trial.
+        learned: The weights it learned, if any.
+    """
 
     name: str
     trials: tuple[RunResult, ...]
@@ -42,6 +48,7 @@ class MethodResult:
 
     @property
     def mean(self) -> float:
+        """Mean over the trials of the accuracy after the last round, in percent."""
         return statistics.fmean(self.finals)
 
     @property
@@ -60,7 +67,7 @@ class MethodResult:
 
     @property
     def warnings(self) -> list[str]:
-        """What was odd about the learning, and about each trial."""
+        """What was odd about learning the weights, and about each trial."""
         learned = [] if self.learned is None else self.learned.warnings
         return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
 
@@ -87,7 +94,12 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. Shown by itself it is a table, in a terminal and in a notebook.
+    """What `compare` found. Displayed by itself it is a table, in a terminal and in a notebook.
+
+    Attributes:
+        environment: The environment's name.
+        trials: How many runs each method has.
+        methods: A result for each method.
 
     >>> import fedunfold as fu
     >>> table = fu.compare("digits-label-skew", ["fedavg", "uniform-fedavg"], trials=1)
@@ -154,10 +166,25 @@ def run(
     checkpoint: Path | None = None,
     callback: Callback | None = None,
 ) -> RunResult:
-    """Train an environment's federation once. A method that learns its weights has to come with them.
+    """Train an environment's federation once.
 
-    A `callback` is called after every round, and may stop the run there. A `checkpoint` file lets an interrupted run be
-    resumed.
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        method: A method or its name, or a weighting rule, which is used with plain FedAvg; learned weights are used
+            with what they were learned for. A method that learns its weights has to come with them.
+        trial: Which trial's randomness to draw.
+        model: A function that builds a classifier in place of the environment's own.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoint: A file from which an interrupted run is resumed.
+        callback: Called after every round; it may stop the run there.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: The method has no weights yet, or something does not fit the environment.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -194,6 +221,14 @@ def trained_module(
 ) -> torch.nn.Module:
     """The classifier that a run trained, ready to predict or to save its `state_dict()`.
 
+    Args:
+        env: The environment of the run.
+        result: The run.
+        model: The function that built its classifier, where it was not the environment's own.
+
+    Returns:
+        The module, on the CPU.
+
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew")
     >>> fu.trained_module("digits-label-skew", result)
@@ -210,7 +245,15 @@ def trained_module(
 def client_accuracies(
     env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
 ) -> list[list[float]]:
-    """Accuracy (a fraction) of every run's final model on each client's own training data.
+    """Accuracy of every run's final model on each client's own training data.
+
+    Args:
+        env: The environment of the runs.
+        results: The runs.
+        model: The function that built their classifier, where it was not the environment's own.
+
+    Returns:
+        Of every run a fraction for each client.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew")
@@ -235,13 +278,28 @@ def compare(
     checkpoints: Path | None = None,
     callback: Callback | None = None,
 ) -> Comparison:
-    """Run every method `trials` times, each with its own initial model, minibatches and absences.
+    """Run every method several times, each trial with its own initial model, minibatches and absences.
 
-    A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
-    weights (used with what they were learned for), or a `Method`.
-    Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method. A `callback` is called after every outer iteration, round and trial. A folder
-    for `checkpoints` lets an interrupted comparison be resumed.
+    Trial i draws the same for every method. Methods with learned weights learn them once, before their trials.
+
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        methods: Names (`fedavg`, `duw-fednova`, …), weighting rules (used with plain FedAvg), learned weights (used
+            with what they were learned for), or `Method`s.
+        trials: Runs of each method.
+        learning: How weights are learned; by default as each method has it.
+        model: A function that builds a classifier in place of the environment's own.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoints: A folder from which an interrupted comparison is resumed.
+        callback: Called after every outer iteration, round and trial; it may stop what is being computed.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: A method is unknown, named twice or does not fit the environment; all are checked before the first.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -290,8 +348,8 @@ def compare(
                 )
                 algorithm = rule.algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, federation, model)
-            kept = checkpoints and checkpoints / str(position)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, kept)
+            saved = checkpoints and checkpoints / str(position)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, saved)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
@@ -306,11 +364,11 @@ def _trials(
     trials: int,
     callbacks: CallbackList,
     digest: str,
-    kept: Path | None,
+    saved: Path | None,
 ) -> tuple[RunResult, ...]:
-    """All trials of a method, as many in step as the federation says is worth it.
+    """All trials of a method, as many together as the federation says is worth it.
 
-    `kept` is how the names of their checkpoints begin.
+    `saved` is how the names of their checkpoints begin.
     """
     rounds = federation.environment.rounds
     runs: list[RunResult] = []
@@ -329,7 +387,7 @@ def _trials(
             names[first : first + federation.max_parallel_runs],
             algorithm=algorithm,
             digest=digest,
-            checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
+            checkpoint=saved and saved.with_name(f"{saved.name}-trial-{first}.safetensors"),
             checkpoint_seconds=None,
             on_round=report,
         )
