@@ -6,7 +6,7 @@
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "accuracies": accuracies,
     "summary": partial(accuracies, SUMMARY),
     "remembering": remembering,
