@@ -15,7 +15,8 @@ from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, RESULT, file_name
 from fedunfold.tracking.scalars import iteration_records, round_record
-from fedunfold.training.compare import Comparison, client_accuracies, trained_module
+from fedunfold.training.compare import client_accuracies, trained_module
+from fedunfold.training.comparison import Comparison
 
 Files = Mapping[str, Callable[[Path], object]]
 
