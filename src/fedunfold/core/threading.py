@@ -2,8 +2,8 @@
 
 Small products and sums do not gain from a second thread and lose much by waiting for it, most of all on a machine that
 is busy with something else: on two cores a round of the digits takes several times as long with two threads as with
-one. A thread that has been woken also goes on waiting busily for some milliseconds, in the way of compiled code, which
-has threads of its own. So the choice is made by the size of the work alone, and does not outlast it.
+one. A thread that has been woken also continues to wait busily for some milliseconds, in the way of compiled code,
+which has threads of its own. So the choice is made by the size of the work alone, and does not outlast it.
 """
 
 from collections.abc import Iterator
