@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
     from fedunfold.tracking.callback import Callback as Callback
-    from fedunfold.training.compare import Comparison as Comparison
     from fedunfold.training.compare import compare as compare
     from fedunfold.training.compare import run as run
     from fedunfold.training.compare import trained_module as trained_module
+    from fedunfold.training.comparison import Comparison as Comparison
     from fedunfold.training.learn import learn_weights as learn_weights
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
@@ -110,11 +110,11 @@ _HOMES = {
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
     "training.compare": (
-        "Comparison",
         "compare",
         "run",
         "trained_module",
     ),
+    "training.comparison": ("Comparison",),
     "training.learn": ("learn_weights",),
     "core.run_result": ("RunResult",),
     "training.methods": (

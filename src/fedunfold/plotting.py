@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedunfold.core.errors import InputError
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.compare import Comparison
+from fedunfold.training.comparison import Comparison
 
 # Okabe and Ito's palette: distinct also for readers who see colours differently; black last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]

@@ -15,7 +15,7 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
-from fedunfold.training.compare import Comparison, MethodResult
+from fedunfold.training.comparison import Comparison, MethodResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)

@@ -1,8 +1,7 @@
 """`fedunfold env new`: an environment file from own data."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedunfold.cli.import_source import ImportSummary
-    from fedunfold.config.template import Draft
+    from fedunfold.config import Environment
 
 
 def _option(name: str, help: str, **more: Any) -> Any:
@@ -71,6 +70,8 @@ def new(
     What is not given is requested on a terminal, with a default; elsewhere the default is taken.
     """
     from fedunfold.cli.import_source import WORDS, ImportSource
+    from fedunfold.config import Client, Environment, ModelSpec
+    from fedunfold.data.config import NpzSource
 
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
@@ -79,12 +80,44 @@ def new(
     name = answers.about("--name", "name of the environment", name, own.default_name(), str)
     out = _free(out or Path(f"{own.file_name(name)}.toml"), own.kind != "npz", overwrite)
     found = own.find(out)
-    for_all, own_epochs = by_client("--epochs", epochs or (), int)
-    draft = _draft(name, f"Made from {WORDS[own.kind]}.", found, own_epochs, participation_probability or (), seed)
-    draft = _training(
-        draft, answers, rounds=rounds, batch_size=batch_size, lr=lr, epochs=for_all, hidden=hidden and widths(hidden)
+    epochs_of_all, own_epochs = by_client("--epochs", epochs or (), int)
+    probability_of_all, own_probability = by_client(
+        "--participation-probability", participation_probability or (), float
     )
-    files = _write(out, draft, found)
+    for option, single in (("--epochs", own_epochs), ("--participation-probability", own_probability)):
+        for client in sorted(single.keys() - set(found.clients)):
+            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
+    chosen = _training(
+        answers,
+        found,
+        rounds=rounds,
+        batch_size=batch_size,
+        lr=lr,
+        epochs=epochs_of_all,
+        hidden=hidden and widths(hidden),
+    )
+    probability = 1.0 if probability_of_all is None else probability_of_all
+    env = Environment(
+        name=name,
+        description=f"Made from {WORDS[own.kind]}.",
+        rounds=chosen["rounds"],
+        batch_size=chosen["batch_size"],
+        lr=chosen["lr"],
+        seed=seed,
+        class_names=found.classes if found.imported is not None else None,
+        model=ModelSpec(hidden=chosen["hidden"]),
+        data=NpzSource(path=found.data),
+        partition=found.partition,
+        clients=tuple(
+            Client(
+                key=key,
+                epochs=own_epochs.get(key, chosen["epochs"]),
+                participation_probability=own_probability.get(key, probability),
+            )
+            for key in found.clients
+        ),
+    )
+    files = _write(out, env, found)
     _tell(out, found, files, output)
 
 
@@ -102,37 +135,11 @@ def _recipe(out: Path) -> Path:
     return out.with_suffix(".columns.json")
 
 
-def _draft(
-    name: str,
-    description: str,
-    found: "ImportSummary",
-    epochs: Mapping[str, int],
-    participation_probability: Sequence[str],
-    seed: int,
-) -> "Draft":
-    """The environment with the training that suits the data."""
-    from fedunfold.config.template import Draft, suggest_training
+def _training(answers: Answers, found: "ImportSummary", **given: Any) -> dict[str, Any]:
+    """What was given or answered, or else what suits the data."""
+    from fedunfold.config.template import suggest_training
 
-    for_all, own_probability = by_client("--participation-probability", participation_probability, float)
-    for option, single in (("--epochs", epochs), ("--participation-probability", own_probability)):
-        for client in sorted(single.keys() - set(found.clients)):
-            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
-    return Draft(
-        name=name,
-        description=description,
-        data=found.data,
-        partition=found.partition,
-        clients=found.clients,
-        training=suggest_training(found.sizes, found.features),
-        epochs=epochs,
-        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_probability,
-        class_names=found.classes if found.imported is not None else None,
-        seed=seed,
-    )
-
-
-def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
-    """The draft with what was given or answered in the place of what suits the data."""
+    suggested = suggest_training(found.sizes, found.features)
     questions = (
         ("rounds", "--rounds", "rounds of training", int),
         ("batch_size", "--batch-size", "samples in a local step", int),
@@ -140,21 +147,19 @@ def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
         ("epochs", "--epochs", "local epochs a round", int),
         ("hidden", "--hidden", "widths of hidden layers, or none", widths),
     )
-    chosen = {
-        field: answers.about(option, question, given[field], getattr(draft.training, field), read)
+    return {
+        field: answers.about(option, question, given[field], suggested[field], read)
         for field, option, question, read in questions
     }
-    return replace(draft, training=replace(draft.training, **chosen))
 
 
-def _write(out: Path, draft: "Draft", found: "ImportSummary") -> list[Path]:
-    """The environment, after its data; what does not fit is refused before anything is written."""
-    from fedunfold.config import Environment
+def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
+    """The environment, after its data."""
+    from fedunfold.config.template import to_commented_toml
     from fedunfold.data.importers.export import write_npz, write_recipe
     from fedunfold.io.atomic import write_atomically
 
-    text = draft.to_toml()
-    Environment.parse(text, out)
+    text = to_commented_toml(env)
     imported = found.imported
     files = [out]
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedunfold.data.importers.image_transform import ImageTransform
     from fedunfold.data.importers.imported import ImportedData
     from fedunfold.data.importers.partition_spec import PartitionSpec
+    from fedunfold.data.partitions import Partition
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
@@ -37,7 +38,7 @@ class ImportSummary:
 
     imported: "ImportedData | None"
     data: str
-    partition: Mapping[str, Any]
+    partition: "Partition"
     clients: tuple[str, ...]
     sizes: tuple[int, ...]
     test_samples: int
@@ -82,13 +83,14 @@ class ImportSource:
         if self.kind == "npz":
             return self._npz(out)
         from fedunfold.data.federated import FederatedData
+        from fedunfold.data.partitions import GivenPartition
 
         imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
         data = FederatedData.from_clients(imported.clients, imported.test, len(imported.classes))  # the last checks
         return ImportSummary(
             imported,
             out.with_suffix(".npz").name,
-            {"kind": "given"},
+            GivenPartition(),
             data.keys,
             data.sizes,
             len(data.y_test),
@@ -122,7 +124,7 @@ class ImportSource:
         return ImportSummary(
             None,
             os.path.relpath(path, out.parent),
-            partition.model_dump(),
+            partition,
             data.keys,
             data.sizes,
             len(data.y_test),

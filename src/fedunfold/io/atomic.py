@@ -112,7 +112,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         except BlockingIOError:
             self.release()
             raise InUseError(
-                f"another process is writing to {folder}; wait until it has ended, or choose another folder."
+                f"another process is writing to {folder}; wait until it has ended, or choose another `out`."
             ) from None
         except OSError as error:
             self.release()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir

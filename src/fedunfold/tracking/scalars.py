@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 

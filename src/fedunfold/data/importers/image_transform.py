@@ -63,5 +63,5 @@ def backbone(model: str) -> ImageTransform:
 
     loaded = Backbone.load(model, torch.device("cpu"))
     return ImageTransform(
-        loaded.preprocessing, lambda stack: unit(loaded.features(stack)), f"images became features of {model}."
+        loaded.prepare, lambda stack: unit(loaded.features(stack)), f"images became features of {model}."
     )

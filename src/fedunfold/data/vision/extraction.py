@@ -101,7 +101,7 @@ def extract(
     total = len(images.files)
     report = on_progress or (lambda done, total: None)
     report(resumed, total)
-    with closing(read_ahead(images.files, batch_size, backbone.preprocessing, resumed)) as batches:
+    with closing(read_ahead(images.files, batch_size, backbone.prepare, resumed)) as batches:
         for batch in batches:
             partial.add(_compute(batch, images.files, backbone))
             report(partial.done, total)
