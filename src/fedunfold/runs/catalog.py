@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -229,16 +229,14 @@ def _read_progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]
     settings: Mapping[str, Any] = {}
     rows: dict[str, dict[str, Any]] = {}
     for line in read_file(file).splitlines():
-        try:
+        with suppress(DamagedRunError):
             record = parse_object(line, file)
-        except DamagedRunError:
-            continue
-        if isinstance(record.get("began"), dict):
-            settings, rows = record["began"], {}
-        elif isinstance(record.get("method"), str):
-            rows[record["method"]] = _row(record)
+            if isinstance(record.get("began"), dict):
+                settings, rows = record["began"], {}
+            elif isinstance(record.get("method"), str):
+                rows[record["method"]] = _row(record)
     if not settings:
-        raise DamagedRunError(file, "does not say what began")
+        raise DamagedRunError(file, "does not name what began")
     return settings, list(rows.values())
 
 
