@@ -1,77 +1,140 @@
-"""`fedunfold bench`."""
+"""`python -m benchmarks engine|schedules|device`: measure, show what came out, and write it as a page."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from fedunfold.cli import options as opt
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FedunfoldError, InputError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from matplotlib.figure import Figure
+
+DIGITS = ["digits-label-skew"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure fedunfold on this machine; each takes minutes.",
+)
+
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="How often each thing is measured.")]
+Page = Annotated[
+    Path | None, typer.Option("--page", metavar="FILE", help="Also write what was measured as a Markdown page.")
+]
+Environments = Annotated[
+    list[str] | None, typer.Option("--env", metavar="ENV", help="By default digits-label-skew; may be given twice.")
+]
+Others = Annotated[
+    list[str] | None,
+    typer.Option("--other", metavar="NAME=COMMAND", help="Another simulator to measure; see benchmarks/README.md."),
+]
 
 
-def bench(
-    what: Annotated[
-        Literal["engine", "schedules", "device"],
-        typer.Argument(
-            help="The engine beside others, the fast schedule of the learning beside the paper's, or a device's times."
-        ),
-    ] = "engine",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often each thing is measured.")] = 5,
-    page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Also write what was measured as a Markdown page.")
-    ] = None,
-    other: Annotated[
-        list[str] | None,
-        typer.Option("--other", metavar="NAME=COMMAND", help="Another simulator to measure; see benchmarks/README.md."),
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="ENV", help="Of schedules and device; digits-label-skew.")
-    ] = None,
-    device: opt.Device = "cpu",
-    format: opt.Format = "text",
+class Measured(Protocol):
+    """What came out of a benchmark."""
+
+    def as_json(self) -> "dict[str, Any]": ...
+
+
+@app.command(epilog="Example: python -m benchmarks engine --repeats 5 --page docs/benchmarks.md")
+def engine(repeats: Repeats = 5, page: Page = None, other: Others = None, output: opt.Format = "text") -> None:
+    """The engine beside a plain loop, autograd through all rounds and Flower's simulation."""
+    from benchmarks.markdown import growth_figure, page_of
+    from benchmarks.timing import measure
+
+    commands = _commands(other or ())
+    with _progress() as log:
+        found = measure(repeats, commands, log)
+    figure = _figure_name(page, "benchmarks")
+    _present(found, page_of(found, figure), page, output, growth_figure(found.scaling))
+
+
+@app.command(epilog="Example: python -m benchmarks schedules --env mnist-2 --device cuda --page docs/schedules.md")
+def schedules(
+    env: Environments = None, device: opt.Device = "cpu", page: Page = None, output: opt.Format = "text"
 ) -> None:
-    """Measure the engine beside a plain loop, autograd through all rounds and Flower's simulation; takes minutes.
+    """Outer loss and accuracy against the time of learning, by the fast schedule and by the paper's."""
+    from benchmarks.schedule_study import measure_schedules, schedules_figure, schedules_page
 
-    With `schedules`: outer loss and accuracy against the time that learning takes, by the fast schedule and the
-    paper's. With `device`: what local steps, learnings and runs take on the CPU or a GPU.
-    """
-    import benchmarks as measured
+    with _progress() as log:
+        found = measure_schedules(env or DIGITS, device, log)
+    _present(found, schedules_page(found, _figure_name(page, "schedules")), page, output, schedules_figure(found))
+
+
+@app.command(epilog="Example: python -m benchmarks device --device cuda --page docs/gpu-times.md")
+def device(
+    env: Environments = None,
+    repeats: Repeats = 5,
+    device: opt.Device = "cpu",
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """Local steps, weight-learning runs and runs on the CPU or a GPU."""
+    from benchmarks.device import device_page, measure_device
+
+    with _progress() as log:
+        found = measure_device(env or DIGITS, device, repeats, log)
+    _present(found, device_page(found), page, output)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal that shows what is being measured."""
+    from fedunfold.cli import console
+
+    with console.progress() as bars:
+        bar = bars.add_task("measuring", total=None, note="")
+        yield lambda now: bars.update(bar, note=now)
+
+
+def _figure_name(page: Path | None, name: str) -> str:
+    """A page's figure lies beside it."""
+    return (page or Path(name)).with_suffix(".png").name
+
+
+def _present(found: Measured, text: str, page: Path | None, output: opt.Format, figure: "Figure | None" = None) -> None:
+    """Show what was measured; write the page and its figure where one was named."""
     from fedunfold.cli import console
     from fedunfold.io.atomic import write_atomically
     from fedunfold.plotting import save
 
-    found: measured.Bench | measured.Schedules | measured.DeviceBench
-    figure = None
-    with console.progress() as bars:
-        bar = bars.add_task("measuring", total=None, note="")
-
-        def say(now: str) -> None:
-            bars.update(bar, note=now)
-
-        file = (page or Path(f"{what}.md")).with_suffix(".png")
-        if what == "engine":
-            found = measured.measure(repeats, _commands(other or ()), say)
-            text, figure = measured.page(found, file.name), measured.growth_figure(found.scaling)
-        elif what == "schedules":
-            found = measured.measure_schedules(env or ["digits-label-skew"], device, say)
-            text, figure = measured.schedules_page(found, file.name), measured.schedules_figure(found)
-        else:
-            found = measured.measure_device(env or ["digits-label-skew"], device, repeats, say)
-            text = measured.device_page(found)
     if page is not None:
         if figure is not None:
-            save(figure, file)
+            save(figure, page.with_suffix(".png"))
         write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    if format == "json":
+    if output == "json":
         console.print_json(found.as_json())
     else:
         console.say(text)
 
 
 def _commands(others: Sequence[str]) -> dict[str, str]:
-    parted = [other.partition("=") for other in others]
-    for name, _, command in parted:
+    """The other simulators' commands by name."""
+    split = [other.partition("=") for other in others]
+    for name, _, command in split:
         if not name or not command:
             raise InputError(f"--other {name}: give it as NAME=COMMAND.")
-    return {name: command for name, _, command in parted}
+    return {name: command for name, _, command in split}
+
+
+def main() -> None:
+    """Run a benchmark; an error is one line."""
+    try:
+        app(prog_name="python -m benchmarks")
+    except FedunfoldError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

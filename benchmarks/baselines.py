@@ -9,8 +9,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedunfold.config import Environment
-from fedunfold.core.params import model_factory, seeded
-from fedunfold.engines.simulation.schedule import RoundRng
+from fedunfold.config.model import model_factory
+from fedunfold.core.params import seeded
+from fedunfold.core.participation import RoundRng
 
 
 def plain_loop(env: Environment, run: str = "trial-0") -> nn.Module:
@@ -18,12 +19,12 @@ def plain_loop(env: Environment, run: str = "trial-0") -> nn.Module:
     size, a test after every round."""
     data = env.load()
     server = model(env, run)
-    for round in range(env.rounds):
+    for t in range(env.rounds):
         average: dict[str, Tensor] = {}
         for k, size in enumerate(data.sizes):
             client = deepcopy(server)
             optimizer = torch.optim.SGD(client.parameters(), lr=env.lr)
-            for x, y in minibatches(env, k, run, round):
+            for x, y in minibatches(env, k, run, t):
                 optimizer.zero_grad()
                 torch.autograd.backward(cross_entropy(client(x), y))
                 optimizer.step()
@@ -47,17 +48,17 @@ def unrolled_step(env: Environment, theta: Tensor, run: str = "learn-0") -> Tens
     weights = (theta.square() / theta.square().sum(1, keepdim=True)).float()
     shared = {name: p.detach().requires_grad_() for name, p in module.named_parameters()}
     total = torch.zeros(())
-    for round in range(env.rounds):
+    for t in range(env.rounds):
         mixed: dict[str, Tensor] = {}
         for k in range(len(data.keys)):
             local = dict(shared)
-            for x, y in minibatches(env, k, run, round):
+            for x, y in minibatches(env, k, run, t):
                 loss = cross_entropy(functional_call(module, local, (x,)), y)
                 gradients = torch.autograd.grad(loss, list(local.values()), retain_graph=True)
                 total = total + loss
                 local = {name: p - env.lr * g for (name, p), g in zip(local.items(), gradients, strict=True)}
             for name, p in local.items():
-                part = weights[round, k] * p
+                part = weights[t, k] * p
                 mixed[name] = mixed[name] + part if name in mixed else part
         shared = mixed
     for k in range(len(data.keys)):
@@ -72,12 +73,12 @@ def model(env: Environment, run: str) -> nn.Module:
     return seeded(model_factory(env.model, tuple(data.x.shape[1:]), data.classes), env.seed, run)
 
 
-def minibatches(env: Environment, k: int, run: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+def minibatches(env: Environment, k: int, run: str, t: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Client k's minibatches of a round, the very ones that the engine takes."""
-    data, draw = env.load(), RoundRng(env.seed, run, round)
+    data, draw = env.load(), RoundRng(env.seed, run, t)
     rows = slice(data.offsets[k], data.offsets[k + 1])
     x, y = data.x[rows], data.y[rows]
-    for epoch in range(env.epochs(k, round)):
+    for epoch in range(env.epochs(k, t)):
         shuffled = torch.from_numpy(draw.permutation(data.keys[k], epoch, len(y)))
         for batch in torch.split(shuffled, env.batch_size):
             yield x[batch], y[batch]

@@ -1,7 +1,7 @@
-"""What a device takes: a local step of all clients, averaged over a whole learning; runs, and draws of a step of the
-learning, one and ten at once; and a step by the exact gradient.
+"""What a device takes: a local step of all clients, averaged over a whole weight-learning run; runs, and samples of an
+outer step, one and ten together; and an outer step by the exact gradient.
 
-Everything counts that a user waits for: drawing minibatches, aggregation, absent clients, the way back, the tests.
+Everything counts that a user waits for: drawing minibatches, aggregation, absent clients, the backward pass, the tests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,26 +11,38 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.timing import Timed, side_by_side
+from benchmarks.timing import Timed, time_in_turn
 from benchmarks.workload import size_theta
 from fedunfold.config import Environment, environment
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.size import size
 from fedunfold.runs.system_info import machine
 from fedunfold.training.learn import device_of
-from fedunfold.training.loop import Algorithm, run_together
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from fedunfold.unfolding.outer_loss import Path
 
 AT_ONCE = 10
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """An environment: the local steps of a run, and seconds of a learning by the fast schedule, of one run and ten
-    together, of a step of the learning with one draw and with ten, and of an exact one. `busy` are those of a learning
-    in which a GPU computes; in the others it waits for the processor."""
+    """What an environment takes; times are seconds.
+
+    Attributes:
+        parameters: Of the model.
+        steps: Local steps of a run.
+        iterations: Of a weight-learning run by the fast schedule.
+        learning: That weight-learning run.
+        run: One run.
+        runs: Ten runs together.
+        sample: An outer step with one sample.
+        samples: An outer step with ten.
+        exact: An exact outer step.
+        busy: How long a GPU computes in a weight-learning run; for the rest of it, it waits for the processor.
+    """
 
     parameters: int
     steps: int
@@ -38,8 +50,8 @@ class OnDevice:
     learning: Timed
     run: Timed
     runs: Timed
-    draw: Timed
-    draws: Timed
+    sample: Timed
+    samples: Timed
     exact: Timed
     busy: float | None = None
 
@@ -62,18 +74,18 @@ class DeviceBench:
 
 
 def measure_device(
-    names: Sequence[str], device: str, repeats: int, say: Callable[[str], None] = lambda what: None
+    names: Sequence[str], device: str, repeats: int, log: Callable[[str], None] = lambda what: None
 ) -> DeviceBench:
     """Every environment on that device, several times."""
     found = {}
     for name in names:
-        say(name)
+        log(name)
         found[name] = _measured(environment(name), device_of(device), repeats)
     return DeviceBench(machine(device), found)
 
 
 def steps_of_a_run(env: Environment) -> int:
-    """Σ_t max_k τ_k: clients train side by side, and a round lasts as long as its longest walk."""
+    """Σ_t max_k τ_k: clients train in parallel, and a round lasts as long as its longest local training."""
     minibatches = [-(-size // env.batch_size) for size in env.load().sizes]
     return sum(max(env.epochs(k, t) * count for k, count in enumerate(minibatches)) for t in range(env.rounds))
 
@@ -94,22 +106,22 @@ def _measured(env: Environment, device: torch.device, repeats: int) -> OnDevice:
 
     def runs(count: int) -> Callable[[], None]:
         names = [f"trial-{trial}" for trial in range(count)]
-        return finished(lambda: run_together(federation, size(), env.rounds, names))
+        return finished(lambda: run_rounds(federation, size(), env.rounds, names))
 
-    def draws(count: int, adjoint: AdjointKind = "first_order") -> Callable[[], None]:
-        how = (federation, theta, Algorithm(), OuterLoss(), adjoint)
-        names = [f"learn-{draw}" for draw in range(count)]
+    def samples(count: int, adjoint: AdjointKind = "first_order") -> Callable[[], None]:
+        how = (federation, theta, Algorithm(), Path(), adjoint)
+        names = [f"learn-{sample}" for sample in range(count)]
         return finished(lambda: unroll_and_grad(*how, runs=names, models=[start] * count))
 
     learned = finished(lambda: learn(federation, env.rounds, learning=learning))
-    seconds = side_by_side(
+    seconds = time_in_turn(
         {
             "learning": learned,
             "run": runs(1),
             "runs": runs(AT_ONCE),
-            "draw": draws(1),
-            "draws": draws(AT_ONCE),
-            "exact": draws(1, "exact"),
+            "sample": samples(1),
+            "samples": samples(AT_ONCE),
+            "exact": samples(1, "exact"),
         },
         repeats,
     )
@@ -131,11 +143,11 @@ def device_page(found: DeviceBench) -> str:
     made = found.machine
     lines = [
         "# Times on a device\n",
-        "Made by `fedunfold bench device`. A local step is one minibatch of every client; its time is that of a whole "
-        "learning by the fast schedule, divided by its steps, with all that comes between them. Of a learning, a GPU "
-        f"is at work for the part that is given; for the rest it waits for the processor. Machine: {made['device']}, "
-        f"{made['cores']} cores, torch {made['torch']}.\n",
-        "| environment | parameters | local steps a run | µs a step (least to most) | a learning (s) | at work (%) |",
+        "Made by `python -m benchmarks device`. A local step is one minibatch of every client; its time is that of a "
+        "whole weight-learning run by the fast schedule, divided by its steps, with all that comes between them. In "
+        "such a run, a GPU is at work for the part that is given; for the rest it waits for the processor. "
+        f"Machine: {made['device']}, {made['cores']} cores, torch {made['torch']}.\n",
+        "| environment | parameters | local steps a run | µs a step (least to most) | learning (s) | at work (%) |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():
@@ -146,17 +158,17 @@ def device_page(found: DeviceBench) -> str:
             f"{on.learning.median:.2f} | {busy} |"
         )
     lines += [
-        "\nSeconds of a run with its tests, and of an outer step, which is one of the learning: by the first-order "
-        "gradient and, forwards and all the way back, by the exact one. Runs, and the draws that an outer step "
-        f"averages, also {AT_ONCE} in step, as `compare` and `--draws` do it on a GPU.\n",
-        f"| environment | a run | {AT_ONCE} runs | times one run | an outer step | with {AT_ONCE} draws | "
-        "times one draw | an exact outer step | times one run |",
+        "\nSeconds of a run with its tests, and of an outer step: by the first-order gradient and, forward and "
+        "backward through all rounds, by the exact one. Runs, and the samples that an outer step averages, also "
+        f"{AT_ONCE} together, as `compare` and `--num-samples` do it on a GPU.\n",
+        f"| environment | a run | {AT_ONCE} runs | times one run | an outer step | with {AT_ONCE} samples | "
+        "times one sample | an exact outer step | times one run |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, on in found.environments.items():
-        run, runs, draw, draws, exact = (t.median for t in (on.run, on.runs, on.draw, on.draws, on.exact))
+        run, runs, one, ten, exact = (t.median for t in (on.run, on.runs, on.sample, on.samples, on.exact))
         lines.append(
-            f"| {name} | {run:.3f} | {runs:.3f} | {runs / run:.1f} | {draw:.3f} | {draws:.3f} | {draws / draw:.1f} | "
+            f"| {name} | {run:.3f} | {runs:.3f} | {runs / run:.1f} | {one:.3f} | {ten:.3f} | {ten / one:.1f} | "
             f"{exact:.3f} | {exact / run:.1f} |"
         )
     return "\n".join(lines) + "\n"

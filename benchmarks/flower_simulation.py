@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedunfold.config import Environment
 
 ROUNDS = 6
-"""Rounds of a run; the first one is not counted: Ray starts its workers then, and our strategy asks who is there."""
+"""Rounds of a run; the first is not counted: Ray starts its workers then, and our strategy registers the clients."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -67,11 +67,11 @@ def main(repeats: int, file: Path) -> None:
         import torch
 
         from benchmarks import baselines
-        from fedunfold.core.params import flat_model
+        from fedunfold.core.params import flatten_model
 
         env, ended = environment(), list[float]()
 
-        def tested(round: int, arrays: ArrayRecord) -> MetricRecord:
+        def tested(t: int, arrays: ArrayRecord) -> MetricRecord:
             model, data = baselines.model(env, "trial-0"), env.load()
             model.load_state_dict(arrays.to_torch_state_dict())
             accuracy = float((model(data.x_test).argmax(1) == data.y_test).float().mean())
@@ -82,13 +82,13 @@ def main(repeats: int, file: Path) -> None:
             return torch.cat([part.flatten() for part in arrays.to_torch_state_dict().values()])
 
         start = ArrayRecord(baselines.model(env, "trial-0").state_dict())
-        expected = flat_model(baselines.plain_loop(env.replace(rounds=ROUNDS)))
+        expected = flatten_model(baselines.plain_loop(env.replace(rounds=ROUNDS)))
         seconds: dict[str, list[float]] = {}
         for _ in range(repeats):
             for name, strategy in (("FedAvg", FedAvg), ("WeightedStrategy", WeightedStrategy)):
                 ended.clear()
                 result = strategy(fraction_evaluate=0.0).start(grid, start, num_rounds=ROUNDS, evaluate_fn=tested)
-                # A round whose clients all failed is fast, and Flower goes on without a word.
+                # A round whose clients all failed is fast, and Flower continues without a word.
                 missed = float((flat(result.arrays) - expected).norm() / (expected - flat(start)).norm())
                 if missed > 0.05:  # rounding alone, where it turns a unit on or off, can make it one in a hundred
                     raise RuntimeError(

@@ -1,4 +1,4 @@
-"""The bench as a page of the documentation, written from what was measured."""
+"""The benchmark as a page of the documentation, written from what was measured."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from fedunfold.plotting import COLOURS, MARKERS
 from fedunfold.unfolding import Learning
 
 
-def page(bench: Bench, figure: str) -> str:
+def page_of(bench: Bench, figure: str) -> str:
     """Markdown; `figure` is the name of the picture of `growth_figure`."""
     engine, machine = bench.round["engine"].median, bench.machine
     parts = [
         "# Benchmarks\n",
-        "Made by `fedunfold bench`: ratios of things measured in turn in one run, on data of the paper's shapes "
-        f"({bench.images}). Machine: {machine['device']}, {machine['cores']} cores, torch {machine['torch']} with "
-        f"{machine['threads']} threads; a large product runs at {bench.multiplication_rate / 1e9:.0f} GFLOP/s.\n",
+        "Made by `python -m benchmarks engine`: ratios of things measured in turn in one run, on data of the paper's "
+        f"shapes ({bench.images}). Machine: {machine['device']}, {machine['cores']} cores, torch {machine['torch']} "
+        f"with {machine['threads']} threads; a large product runs at {bench.multiplication_rate / 1e9:.0f} GFLOP/s.\n",
         "## A round of FedAvg\n",
         "Five clients of 1713 samples, two epochs in minibatches of 50, an MLP 784-128-128-10, the server's step and a "
         "test of 1000 images included. The floor is what the whole matrix products alone take at the rate above; "
@@ -34,8 +34,8 @@ def page(bench: Bench, figure: str) -> str:
             ),
         ),
         *_strategy(bench),
-        "## A step of the learning\n",
-        "Ten rounds forwards and backwards for the gradient of the weights. *unrolled* is autograd through a graph "
+        "## An outer step\n",
+        "Ten rounds forward and backward for the gradient of the weights. *unrolled* is autograd through a graph "
         "over all rounds with detached local gradients, as the paper's code does it; it gives the same gradient as "
         "*first_order*.\n",
     ]
@@ -53,13 +53,13 @@ def page(bench: Bench, figure: str) -> str:
 
 
 def _engine(machine: Mapping[str, Any]) -> str:
-    if not machine["compiled_walk"]:
-        return "was installed without a compiler, so that torch makes its rounds"
+    if not machine["compiled_backend"]:
+        return "was installed without a compiler, so that torch trains its clients"
     return "leaves out what is background in the images, so that without any it has more to do"
 
 
 def _schedules(bench: Bench) -> str:
-    """Whole learnings on the label-skewed federation, the paper's Env II, from the steps measured above."""
+    """Whole weight-learning runs on the label-skewed federation, the paper's Env II, from the steps measured above."""
     steps, paper, fast = (
         bench.outer_step["label-skew"],
         environment("mnist-2").paper_schedule.iterations,
@@ -69,7 +69,7 @@ def _schedules(bench: Bench) -> str:
     return (
         f"The paper's schedule of {paper} steps by *unrolled* would take {theirs:.0f} s on *label-skew*, the fast one "
         f"of {fast} steps by *first_order* {ours:.0f} s: {theirs / ours:.0f} times less. What each reaches is in "
-        "[Schedules of the learning](schedules.md).\n"
+        "[Schedules](schedules.md).\n"
     )
 
 
@@ -106,24 +106,25 @@ def _scaling(scaling: Scaling, figure: str) -> list[str]:
         for axis, points in scaling.axes.items()
     ]
     size, large = scaling.large.size, scaling.large
-    tape = scaling.tapes["full"].size
-    tapes = [
+    stored = scaling.storages["full"].size
+    storages = [
         (name, f"{point.growth / 2**20:.0f}", f"{point.seconds:.2f}", f"{point.error:.1e}" if point.error else "0")
-        for name, point in scaling.tapes.items()
+        for name, point in scaling.storages.items()
     ]
     return [
         "## Growth\n",
-        "One first-order step of the learning on federations of a linear head, each in a process of its own with one "
+        "One first-order outer step on federations of a linear head, each in a process of its own with one "
         "thread, one thing larger at a time. The slope is fitted on logarithmic axes: 1 where "
         "twice as much takes twice as long.\n",
         f"![Seconds and memory of a step against what grows]({figure})\n",
         _table(("", "range", "s", "slope", "MiB the step adds"), rows),
         f"{size.clients} clients of which {size.clients_per_round} train in a round, {size.rounds} rounds, "
-        f"{size.parameters} parameters: {large.seconds:.1f} s a step, and a process of {large.peak / 2**30:.2f} GiB at most.\n",
-        "### Where the updates of all rounds are kept\n",
-        f"{tape.clients} clients, {tape.rounds} rounds, {tape.parameters} parameters; the error is that of the "
-        "gradient of the weights, relative to the full tape's.\n",
-        _table(("tape", "MiB the step adds", "s", "error"), tapes),
+        f"{size.parameters} parameters: {large.seconds:.1f} s a step, and a process of {large.peak / 2**30:.2f} GiB at "
+        "most.\n",
+        "### Where the updates of all rounds are stored\n",
+        f"{stored.clients} clients, {stored.rounds} rounds, {stored.parameters} parameters; the error is that of the "
+        "gradient of the weights, relative to that of full storage.\n",
+        _table(("update storage", "MiB the step adds", "s", "error"), storages),
     ]
 
 

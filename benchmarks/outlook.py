@@ -20,8 +20,8 @@ import torch
 
 import fedunfold as fu
 from fedunfold.config.heterogeneity import Heterogeneity
-from fedunfold.config.recommendation import outlook
-from fedunfold.data import partitions
+from fedunfold.config.recommendation import recommend
+from fedunfold.data.partitions import DirichletPartition, IidPartition, SizesPartition
 from fedunfold.data.sources import load_digits
 from fedunfold.io.atomic import write_atomically
 
@@ -34,7 +34,7 @@ UNEVEN = (0.2, 0.3, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Case:
-    """Five clients that differ in one thing; alpha None deals rows evenly."""
+    """Five clients that differ in one thing; alpha None divides rows evenly."""
 
     data: str
     what: str
@@ -52,12 +52,12 @@ class Case:
         x, y, x_test, y_test = digits() if self.data == "digits" else gaussians()
         rng = np.random.default_rng(self.seed + 10)
         if self.alpha is not None:
-            parts = partitions.dirichlet(y, CLIENTS, self.alpha, rng)
+            parts = DirichletPartition(alpha=self.alpha).split(y, CLIENTS, rng)
         elif self.shares is not None:
-            sizes = [int(0.98 * share / sum(self.shares) * len(y)) for share in self.shares]
-            parts = partitions.by_sizes(y, sizes, rng)
+            sizes = tuple(int(0.98 * share / sum(self.shares) * len(y)) for share in self.shares)
+            parts = SizesPartition(sizes=sizes).split(y, CLIENTS, rng)
         else:
-            parts = partitions.iid(y, CLIENTS, rng)
+            parts = IidPartition().split(y, CLIENTS, rng)
         keys = [f"s{k}" for k in range(CLIENTS)]
         epochs = dict.fromkeys(keys, 2 if self.first_epochs is None else 1)
         if self.first_epochs is not None:
@@ -124,8 +124,8 @@ def row(name: str, env: fu.Environment, accuracy: dict[str, list[float]]) -> str
         str(len(found.sole_holders)),
         f"{found.size_ratio:.1f}",
         f"{found.epochs_ratio:g}",
-        f"{found.reliability_spread:.1f}",
-        outlook(found).learned_weights,
+        f"{found.participation_spread:.1f}",
+        recommend(found).learned_weights,
         f"{base[0]:.1f} ± {base[1]:.1f}",
         *(f"{accuracy[method][0] - base[0]:+.1f}" for method in METHODS[1:]),
     ]

@@ -7,18 +7,21 @@ the outer loss through all rounds, by both adjoints. Minibatches, absences and t
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedunfold.config import environment
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.messages import Evaluation
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules import size
-from fedunfold.training.loop import Algorithm, run_rounds
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from fedunfold.unfolding.outer_loss import Path as PathLoss
 from fedunfold.version import VERSION
 
 ENVIRONMENTS = ("digits-label-skew", "digits-flaky")
@@ -33,22 +36,23 @@ def distance(single: Tensor, double: Tensor) -> float:
 
 def run_drift(name: str, rounds: int = ROUNDS) -> list[tuple[float, float]]:
     """After every round: the models' distance, and the difference of their accuracies in points."""
-    env = environment(name)
-    found: list[list[tuple[Tensor, float]]] = []
-    for dtype in (torch.float32, torch.float64):
-        federation = SimulatedFederation(env, dtype=dtype)
-        models: list[tuple[Tensor, float]] = []
-        evaluate = federation.evaluate
+    single, double = (_models(name, dtype, rounds) for dtype in (torch.float32, torch.float64))
+    return [(distance(a, b), 100 * abs(x - y)) for (a, x), (b, y) in zip(single, double, strict=True)]
 
-        def keep(model: Tensor, evaluate=evaluate, models=models):  # type: ignore[no-untyped-def]
-            tested = evaluate(model)
-            models.append((model, tested.accuracy))
-            return tested
 
-        federation.evaluate = keep  # type: ignore[method-assign]
-        run_rounds(federation, size(), rounds)
-        found.append(models)
-    return [(distance(a, b), 100 * abs(x - y)) for (a, x), (b, y) in zip(*found, strict=True)]
+def _models(name: str, dtype: torch.dtype, rounds: int) -> list[tuple[Tensor, float]]:
+    """The model and its accuracy after every round."""
+    federation = SimulatedFederation(environment(name), dtype=dtype)
+    found, evaluate = [], federation.evaluate
+
+    def record(models: Sequence[Tensor]) -> list[Evaluation]:
+        tested = evaluate(models)
+        found.append((models[0], tested[0].accuracy))
+        return tested
+
+    federation.evaluate = record  # type: ignore[method-assign]
+    run_rounds(federation, size(), rounds)
+    return found
 
 
 def gradient_drift(name: str, adjoint: AdjointKind, rounds: int = ROUNDS) -> tuple[float, float]:
@@ -57,10 +61,11 @@ def gradient_drift(name: str, adjoint: AdjointKind, rounds: int = ROUNDS) -> tup
     gradients = []
     for dtype in (torch.float32, torch.float64):
         federation = SimulatedFederation(env, dtype=dtype)
-        shares = torch.tensor([client.samples for client in federation.clients], dtype=torch.float64)
+        shares = torch.tensor([client.num_examples for client in federation.clients], dtype=torch.float64)
         theta = (shares / shares.sum()).sqrt().repeat(rounds, 1)
         start = federation.initial_model("learn-0")
-        found = unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start)
+        how = (federation, theta, Algorithm(), PathLoss(), adjoint)
+        (found,) = unroll_and_grad(*how, runs=["learn-0"], models=[start])
         gradients.append(found.gradient)
     single, double = gradients
     rows = [distance(a, b) for a, b in zip(single, double, strict=True) if bool(b.norm() > 0)]
@@ -95,7 +100,7 @@ def page(rounds: int = ROUNDS) -> str:
 TEXT = """# Numbers
 
 What single precision costs, by `python benchmarks/precision.py docs/numbers.md` with version {version}.
-What is told when numbers go wrong is in [robustness.md](robustness.md).
+Which messages appear when numbers go wrong is in [robustness.md](robustness.md).
 
 ## Single against double precision over {rounds} rounds
 

@@ -1,4 +1,4 @@
-"""How the cost of a learning grows with clients, rounds, local steps and parameters: seconds and memory of one step.
+"""How the cost of learning grows with clients, rounds, local steps and parameters: seconds and memory of one step.
 
 Every point is measured in a process of its own, with one thread. The federation is a linear head over made-up
 features; one thing at a time is made larger.
@@ -45,7 +45,7 @@ class Size:
 @dataclass(frozen=True)
 class Point:
     """What one outer step took: seconds, the growth of the process by it, and the process at its largest, in bytes;
-    and the relative error of its gradient by the tape that the updates were kept on."""
+    and the relative error of its gradient where the updates are stored otherwise than in full."""
 
     size: Size
     seconds: float
@@ -61,17 +61,17 @@ AXES: Mapping[str, tuple[str, tuple[Size, ...]]] = {
     "parameters": ("parameters", tuple(Size(clients=100, features=f) for f in (60, 240, 960, 3840))),
 }
 LARGE = Size(clients=1000, rounds=100, clients_per_round=50)
-LONG_TAPE = Size(clients=100, rounds=50)
+MANY_UPDATES = Size(clients=100, rounds=50)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The points along every axis, one large federation of which few clients are there in a round, and one by every
-    tape."""
+    """The points along every axis, one large federation of which few clients train in a round, and one with updates
+    stored in every way."""
 
     axes: Mapping[str, tuple[Point, ...]]
     large: Point
-    tapes: Mapping[UpdateStorage, Point]
+    storages: Mapping[UpdateStorage, Point]
 
     def along(self, axis: str) -> list[int]:
         """The values of what is varied."""
@@ -86,32 +86,32 @@ class Scaling:
 def scaling() -> Scaling:
     """All of it; a few minutes."""
     axes = {axis: tuple(_measured(size) for size in sizes) for axis, (_, sizes) in AXES.items()}
-    tapes: dict[UpdateStorage, Point] = {tape: _measured(LONG_TAPE, tape) for tape in get_args(UpdateStorage)}
-    return Scaling(axes, _measured(LARGE), tapes)
+    storages: dict[UpdateStorage, Point] = {kind: _measured(MANY_UPDATES, kind) for kind in get_args(UpdateStorage)}
+    return Scaling(axes, _measured(LARGE), storages)
 
 
-def _measured(size: Size, tape: UpdateStorage = "full") -> Point:
-    program = f"from benchmarks.scaling import Size, said; print(said({size!r}, {tape!r}))"
+def _measured(size: Size, storage: UpdateStorage = "full") -> Point:
+    program = f"from benchmarks.scaling import Size, measure_here; print(measure_here({size!r}, {storage!r}))"
     return Point(size, **json.loads(run_python("-c", program)))
 
 
-def said(size: Size, tape: UpdateStorage) -> str:
+def measure_here(size: Size, storage: UpdateStorage) -> str:
     """A point measured in this process, as JSON."""
     torch.set_num_threads(1)  # how many threads a step is worth would bend the curve
     small = replace(size, clients=2, rounds=1, epochs=1, clients_per_round=None)
-    _step(_federation(small), tape)  # loads what torch loads at first use
+    _step(_federation(small), storage)  # loads what torch loads at first use
     federation, gradients = _federation(size), []
     began = time.perf_counter()
-    growth = grown(lambda: gradients.append(_step(federation, tape)))
+    growth = grown(lambda: gradients.append(_step(federation, storage)))
     found = {"seconds": time.perf_counter() - began, "growth": growth, "peak": resident("VmHWM"), "error": 0.0}
-    if tape != "full":
+    if storage != "full":
         full = _step(federation, "full")
         found["error"] = float((gradients[0] - full).norm() / full.norm())
     return json.dumps(found)
 
 
-def _step(federation: SimulatedFederation, tape: UpdateStorage) -> Tensor:
-    return outer_step(federation, size_theta(federation.environment), "first_order", tape)
+def _step(federation: SimulatedFederation, storage: UpdateStorage) -> Tensor:
+    return outer_step(federation, size_theta(federation.environment), "first_order", storage)
 
 
 def _federation(size: Size) -> SimulatedFederation:

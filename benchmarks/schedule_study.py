@@ -1,7 +1,7 @@
 """What outer steps are worth: loss and accuracy against the time that learning took, by the fast schedule and the
 paper's.
 
-Both are judged at the same draws of minibatches and absences, which neither learned on: the outer loss of a draw
+Both are judged on the same samples of minibatches and absences, which neither learned on: the outer loss of a sample
 `check-i` under the weights of an iteration, and the test accuracy of trials trained with them. Only the learning is
 timed.
 """
@@ -17,22 +17,23 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedunfold.config import Environment, environment
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.plotting import COLOURS, MARKERS
 from fedunfold.rules.fixed import fixed
 from fedunfold.runs.system_info import machine
 from fedunfold.training.learn import device_of
-from fedunfold.training.loop import Algorithm, run_together
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import FAST, Learning, learn, published
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.unfolding.adjoint import unroll_and_grad
+from fedunfold.unfolding.outer_loss import Path
 
 CHECKS, TRIALS = 8, 10
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a learning stood after some iterations: seconds so far, outer losses and accuracies (%) by draw."""
+    """A weight-learning run after some iterations: seconds so far, outer losses and accuracies (%) by sample."""
 
     iteration: int
     seconds: float
@@ -59,8 +60,8 @@ class Schedules:
         return asdict(self)
 
 
-def measure_schedules(names: Sequence[str], device: str, say: Callable[[str], None] = lambda what: None) -> Schedules:
-    """Learn by both schedules on every environment, and look where they stood on the way."""
+def measure_schedules(names: Sequence[str], device: str, log: Callable[[str], None] = lambda what: None) -> Schedules:
+    """Learn by both schedules on every environment, and check where they stand on the way."""
     found: dict[str, dict[str, tuple[Standing, ...]]] = {}
     for name in names:
         env = environment(name)
@@ -71,7 +72,7 @@ def measure_schedules(names: Sequence[str], device: str, say: Callable[[str], No
         }
         learn(federation, min(2, env.rounds), learning=Learning(iterations=1))  # compiles and warms up
         for schedule, learning in how.items():
-            say(f"{name}, {schedule}: {learning.iterations} steps")
+            log(f"{name}, {schedule}: {learning.iterations} steps")
             found.setdefault(name, {})[schedule] = _standings(env, federation, learning)
     return Schedules(machine(device), found)
 
@@ -83,11 +84,12 @@ def _standings(env: Environment, federation: SimulatedFederation, learning: Lear
         federation, env.rounds, learning=learning, on_iteration=lambda _: seconds.append(time.perf_counter() - began)
     )
     return tuple(
-        Standing(m, seconds[m], *_judged(federation, learned.history[m])) for m in looked_at(learning.iterations)
+        Standing(m, seconds[m], *_judged(federation, learned.history[m]))
+        for m in checked_iterations(learning.iterations)
     )
 
 
-def looked_at(iterations: int) -> list[int]:
+def checked_iterations(iterations: int) -> list[int]:
     """All iterations up to 15, every 1.6th power from there on, and the last."""
     chosen, ahead = [0], 1
     while ahead < iterations:
@@ -97,19 +99,21 @@ def looked_at(iterations: int) -> list[int]:
 
 
 def _judged(federation: SimulatedFederation, weights: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    start = federation.initial_model("learn-0")  # learning begins from there too
     losses = []
     for i in range(CHECKS):
-        run = f"check-{i}"
-        start = federation.initial_model("learn-0")  # learning begins from there too
-        found = unfold(federation, weights.sqrt(), Algorithm(), OuterLoss(), "first_order", run=run, model=start)
+        runs, models = [f"check-{i}"], [start]
+        (found,) = unroll_and_grad(
+            federation, weights.sqrt(), Algorithm(), Path(), "first_order", runs=runs, models=models
+        )
         losses.append(found.loss)
     trials = [f"trial-{i}" for i in range(TRIALS)]
-    results = run_together(federation, fixed(weights), len(weights), trials)
+    results = run_rounds(federation, fixed(weights), len(weights), trials)
     return tuple(losses), tuple(100 * result.accuracies[-1] for result in results)
 
 
 def time_to(standings: Sequence[Standing], loss: float) -> Standing | None:
-    """The first look at which the loss was reached."""
+    """The first check at which the loss was reached."""
     return next((standing for standing in standings if standing.loss <= loss), None)
 
 
@@ -117,12 +121,12 @@ def schedules_page(found: Schedules, figure: str) -> str:
     """Markdown."""
     made = found.machine
     lines = [
-        "# Schedules of the learning\n",
-        "Made by `fedunfold bench schedules`: weights learned by the fast schedule and by the paper's, both judged on "
-        f"the same {CHECKS} draws for the outer loss and the same {TRIALS} trials for the accuracy, which neither "
-        f"learned on (± is the standard deviation). Machine: {made['device']}, {made['cores']} cores, "
+        "# Schedules\n",
+        "Made by `python -m benchmarks schedules`: weights learned by the fast schedule and by the paper's, both "
+        f"judged on the same {CHECKS} samples for the outer loss and the same {TRIALS} trials for the accuracy, which "
+        f"neither learned on (± is the standard deviation). Machine: {made['device']}, {made['cores']} cores, "
         f"torch {made['torch']}.\n",
-        f"![Outer loss and accuracy against the time of the learning]({figure})\n",
+        f"![Outer loss and accuracy against the time of learning]({figure})\n",
         "| environment | schedule | steps | s | outer loss | accuracy (%) | reaches the paper's last loss after |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -1,4 +1,4 @@
-"""Programs of the bench, and how much memory a process takes."""
+"""Programs of the benchmark, and how much memory a process takes."""
 
 import subprocess
 import sys
@@ -22,13 +22,13 @@ def run_program(command: Sequence[str]) -> str:
     except OSError as error:
         raise InputError(f"{command[0]} cannot be run: {error.strerror}.") from error
     if ended.returncode:
-        raise FedunfoldError(f"a program of the bench failed: {ended.stderr.strip()[-2000:]}")
+        raise FedunfoldError(f"a program of the benchmark failed: {ended.stderr.strip()[-2000:]}")
     return ended.stdout
 
 
 def check_memory_can_be_measured() -> None:
     if not STATUS.exists():
-        raise InputError(f"the bench measures memory by {STATUS}, which only Linux has.")
+        raise InputError(f"the benchmark measures memory by {STATUS}, which only Linux has.")
 
 
 def grown(action: Callable[[], object]) -> int:

@@ -1,4 +1,4 @@
-"""Measuring side by side: every contender once, then all of them again, so that a busy moment hits all alike."""
+"""Measuring in turn: every contender once, then all of them again, so that a busy moment hits all alike."""
 
 import json
 import shlex
@@ -69,13 +69,13 @@ class Bench:
         return asdict(self)
 
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = lambda what: None) -> Bench:
-    """The whole bench; `say` hears what is being measured. `others` are commands that do the standard work too."""
+def measure(repeats: int, others: Mapping[str, str] | None = None, log: Log = lambda what: None) -> Bench:
+    """The whole benchmark; `log` gets what is being measured. `others` are commands that do the standard work too."""
     check_memory_can_be_measured()
-    say("rounds")
+    log("rounds")
     env = workload.federation(workload.STANDARD)
     federation, dense = (
         SimulatedFederation(env),
@@ -92,24 +92,24 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
         "plain loop": lambda: baselines.plain_loop(env),
         "rate": rate,
     }
-    found = side_by_side(contenders, repeats)
+    found = time_in_turn(contenders, repeats)
     rounds = {name: Timed.of([t / env.rounds for t in seconds]) for name, seconds in found.items() if name != "rate"}
     if find_spec("flwr") is not None:
-        say("Flower's simulation")
+        log("Flower's simulation")
         rounds |= _flower(repeats)
     for name, command in (others or {}).items():
-        say(name)
+        log(name)
         rounds[name] = other_simulator(name, command)
     outer = {}
     for name, shares in ENVIRONMENTS.items():
-        say(f"outer steps, {name}")
+        log(f"outer steps, {name}")
         outer[name] = _outer_steps(workload.federation(shares), repeats)
-    say("memory")
+    log("memory")
     memory = {name: _memory(name) for name in ("first_order", "exact", "unrolled")}
-    say("scale")
+    log("scale")
     scaled = scaling()
-    say("start-up")
-    start_up = side_by_side(
+    log("start-up")
+    start_up = time_in_turn(
         {
             "--help": lambda: run_python("-m", "fedunfold", "--help"),
             "import": lambda: run_python("-c", "import fedunfold"),
@@ -118,7 +118,7 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     )
     best = max(rates)
     return Bench(
-        machine() | {"threads": torch.get_num_threads(), "compiled_walk": is_built()},
+        machine() | {"threads": torch.get_num_threads(), "compiled_backend": is_built()},
         workload.images(),
         best,
         rounds,
@@ -130,7 +130,7 @@ def measure(repeats: int, others: Mapping[str, str] | None = None, say: Say = la
     )
 
 
-def side_by_side(contenders: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def time_in_turn(contenders: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds of every contender, in turn; the first time, which warms up, is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
@@ -151,7 +151,7 @@ def _outer_steps(env: Environment, repeats: int) -> dict[str, Timed]:
         "exact": lambda: outer_step(federation, theta, "exact"),
         "unrolled": lambda: baselines.unrolled_step(env, theta),
     }
-    return {name: Timed.of(seconds) for name, seconds in side_by_side(contenders, repeats).items()}
+    return {name: Timed.of(seconds) for name, seconds in time_in_turn(contenders, repeats).items()}
 
 
 def _memory(contender: str) -> int:
@@ -182,11 +182,10 @@ def _flower(repeats: int) -> dict[str, Timed]:
 
 def other_simulator(name: str, command: str) -> Timed:
     """The seconds of its rounds that a command prints as the last line."""
-    said = (
-        run_program([*shlex.split(command), workload.described(workload.STANDARD, OTHER_ROUNDS)]).strip().splitlines()
-    )
+    work = workload.described(workload.STANDARD, OTHER_ROUNDS)
+    lines = run_program([*shlex.split(command), work]).strip().splitlines()
     try:
-        seconds = [float(second) for second in json.loads(said[-1])]
+        seconds = [float(second) for second in json.loads(lines[-1])]
         return Timed.of(seconds)
     except (IndexError, TypeError, ValueError) as error:
         raise InputError(f"{name} must print the seconds of its rounds as a JSON list, in the last line.") from error

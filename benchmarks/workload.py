@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import ModelSpec
+from fedunfold.config.model import ModelSpec
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import OuterLoss
 from fedunfold.data.sources import Dataset, load_mnist
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.training.loop import Algorithm
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from fedunfold.unfolding.outer_loss import Path
 from fedunfold.unfolding.update_store import UpdateStorage
 
 FEATURES, HIDDEN, CLASSES, BATCH_SIZE, LR = 784, (128, 128), 10, 50, 0.01
@@ -35,7 +35,7 @@ MNIST, RANDOM = "MNIST", "random numbers"
 
 @lru_cache(maxsize=1)
 def _mnist() -> Dataset | None:
-    """What most of the work is measured on, where it is at hand."""
+    """What most of the work is measured on, where it can be had."""
     try:
         return load_mnist()
     except InputError:
@@ -80,11 +80,13 @@ def size_theta(env: Environment) -> Tensor:
 
 
 def outer_step(
-    federation: SimulatedFederation, theta: Tensor, adjoint: AdjointKind, tape: UpdateStorage = "full"
+    federation: SimulatedFederation, theta: Tensor, adjoint: AdjointKind, storage: UpdateStorage = "full"
 ) -> Tensor:
-    """The gradient of one step of the learning, as `learn` makes it."""
-    start = federation.initial_model("learn-0")
-    found = unfold(federation, theta, Algorithm(), OuterLoss(), adjoint, run="learn-0", model=start, tape=tape)
+    """The gradient of one outer step, as `learn` computes it."""
+    models = [federation.initial_model("learn-0")]
+    (found,) = unroll_and_grad(
+        federation, theta, Algorithm(), Path(), adjoint, runs=["learn-0"], models=models, storage=storage
+    )
     return found.gradient
 
 
@@ -95,8 +97,8 @@ def described(shares: Sequence[tuple[int, int]], rounds: int) -> str:
 
 
 def operations(shares: Sequence[tuple[int, int]]) -> float:
-    """Floating-point operations that the products of a round need: forwards, back to the inputs of every layer but the
-    first, and the weights' gradients. Short minibatches count as they are."""
+    """Floating-point operations that the products of a round need: forward, backward to the inputs of every layer but
+    the first, and the weights' gradients. Short minibatches count as they are."""
     sides = (FEATURES, *HIDDEN, CLASSES)
     layers = [below * above for below, above in pairwise(sides)]
     per_sample = 2 * (2 * sum(layers) + sum(layers[1:]))

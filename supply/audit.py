@@ -1,4 +1,4 @@
-"""Known vulnerabilities in what is locked, by pip-audit, with a word on what it could not get an answer for."""
+"""Known vulnerabilities in what is locked, by pip-audit, and how many packages it got an answer for."""
 
 import json
 import subprocess
@@ -15,21 +15,21 @@ def main() -> int:
     try:
         packages = json.loads(ended.stdout)["dependencies"]
     except ValueError:  # it ends without a document where no answer comes at all
-        reason = (ended.stderr.strip().splitlines() or ["no word"])[-1]
+        reason = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         print(f"the advisory service cannot be reached from here; nothing was audited ({reason:.200}).")
         return 0
-    return told(packages)
+    return print_findings(packages)
 
 
-def told(packages: list[dict[str, object]]) -> int:
-    """Print what was found; 1 where there is a vulnerability. A package nobody knows is not one without any."""
+def print_findings(packages: list[dict[str, object]]) -> int:
+    """Print what was found; 1 where there is a vulnerability. A package without an answer does not count as audited."""
     answered = [package for package in packages if "skip_reason" not in package]
     wrong = 0
     for package in answered:
         for one in package["vulns"]:  # type: ignore[attr-defined]
             wrong += 1
             fixed = ", ".join(one["fix_versions"]) or "no version"
-            print(f"{package['name']} {package['version']}: {one['id']}, mended in {fixed}")
+            print(f"{package['name']} {package['version']}: {one['id']}, fixed in {fixed}")
     print(f"{len(answered)} of {len(packages)} packages could be audited; {wrong} known vulnerabilities in them.")
     return 1 if wrong else 0
 

@@ -1,20 +1,28 @@
-"""requirements.lock: every release that constraints.txt names, with the hashes of all of its files.
+"""requirements-core.lock and requirements.lock: every release of constraints.txt, with the hashes of all of its files.
 
     python supply/lock.py
 
-All files of a release are listed, so that the lock serves every Python and platform that the release has a file for.
-torch is not in it: its builds differ by platform and index. The one that pip chooses here goes into torch.sha256.
-No index is named anywhere; pip asks those it is configured for.
+The core is what `pyproject.toml` lists under `dependencies` and for the build, and what these need; requirements.lock
+includes it and adds the rest. All files of a release are listed, so that the locks serve every Python and platform that
+the release has a file for. torch is in neither: its builds differ by platform and index. The one that pip chooses here
+goes into torch.sha256. No index is named anywhere; pip uses those it is configured for.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+CORE, ALL = "requirements-core.lock", "requirements.lock"
 HEAD = "# Made by `make lock` from constraints.txt; installed with --require-hashes --no-deps.\n"
 
 
@@ -24,11 +32,26 @@ def pins(text: str) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def locked(wanted: dict[str, str]) -> str:
+def core(wanted: Mapping[str, str]) -> set[str]:
+    """The names that a core install needs on any platform, by the metadata of what is installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    known = {canonicalize_name(name): name for name in wanted}
+    found: set[str] = set()
+    todo = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    while todo:
+        requirement = Requirement(todo.pop())
+        name = known.get(canonicalize_name(requirement.name))
+        if name is not None and name not in found and "extra" not in str(requirement.marker):
+            found.add(name)
+            todo += metadata.requires(name) or []
+    return found
+
+
+def releases(wanted: Mapping[str, str]) -> dict[str, str]:
     """Every release with the SHA-256 that the index gives for each of its files, by pip-tools."""
     from piptools.repositories import PyPIRepository
 
-    lines = [HEAD]
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
         repository = PyPIRepository([], cache_dir=folder)
         with repository.allow_all_wheels():
@@ -37,17 +60,23 @@ def locked(wanted: dict[str, str]) -> str:
                 hashes = sorted({file.hash for file in files if file.hash and file.hash_name == "sha256"})
                 if not hashes:
                     sys.exit(f"no index here has {name} {version}, or none gives hashes for it.")
-                lines.append(
-                    " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{sha}" for sha in hashes)]) + "\n"
-                )
-    return "".join(lines)
+                lines = [f"{name}=={version}", *(f"    --hash=sha256:{sha}" for sha in hashes)]
+                found[name] = " \\\n".join(lines) + "\n"
+    return found
+
+
+def write(found: Mapping[str, str], needed: set[str]) -> None:
+    """The two locks."""
+    (ROOT / CORE).write_text(HEAD + "".join(text for name, text in found.items() if name in needed))
+    rest = "".join(text for name, text in found.items() if name not in needed)
+    (ROOT / ALL).write_text(f"{HEAD}--requirement {CORE}\n{rest}")
 
 
 def torch_here(version: str) -> str:
     """The hash and name of the build that pip chooses here."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-    said = subprocess.run([*command, "--report", "-", f"torch=={version}"], check=True, capture_output=True, text=True)
-    return "".join(f"{sha}  {name}\n" for name, sha in builds(json.loads(said.stdout)).items())
+    made = subprocess.run([*command, "--report", "-", f"torch=={version}"], check=True, capture_output=True, text=True)
+    return "".join(f"{sha}  {name}\n" for name, sha in builds(json.loads(made.stdout)).items())
 
 
 def builds(report: dict[str, list[dict[str, dict[str, object]]]]) -> dict[str, str]:
@@ -60,11 +89,16 @@ def builds(report: dict[str, list[dict[str, dict[str, object]]]]) -> dict[str, s
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     wanted = pins((ROOT / "constraints.txt").read_text())
+    needed = core(wanted)
     torch = wanted.pop("torch")
-    lock, known = locked(wanted), HERE / "torch.sha256"
+    found, known = releases(wanted), HERE / "torch.sha256"
     before = known.read_text().splitlines(keepends=True) if known.exists() else []
     same_release = {line for line in before if f"torch-{torch}" in line}
     known.write_text("".join(sorted(same_release | {torch_here(torch)})))
-    (ROOT / "requirements.lock").write_text(lock)
+    write(found, needed)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,10 @@ from PIL import Image
 
 from fedunfold import plotting
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
+from fedunfold.training.comparison import Comparison, MethodResult
 
 
 def result(*accuracies: float) -> RunResult:

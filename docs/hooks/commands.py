@@ -1,8 +1,8 @@
 """The page of commands, made from the command line's own declarations."""
 
 from collections.abc import Iterator
+from typing import Any
 
-import click
 import typer
 
 from fedunfold.cli.app import app
@@ -10,26 +10,26 @@ from fedunfold.cli.app import app
 HEADER = """# Commands
 
 Made from the command line itself; `fedunfold COMMAND --help` says the same. Exit codes: 0 when all went well, 2 for
-something you can mend (one sentence on standard error says what), 130 after Ctrl-C.
+something you can fix (one sentence on standard error says what), 130 after Ctrl-C.
 """
 
 
 def command_pages() -> str:
     """Usage, help, arguments and options of every command, in Markdown."""
-    root = typer.main.get_command(app)
-    return "\n".join([HEADER, *_sections(root, click.Context(root, info_name="fedunfold"))])
+    root: Any = typer.main.get_command(app)
+    return "\n".join([HEADER, *_sections(root, root.make_context("fedunfold", [], resilient_parsing=True))])
 
 
-def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
+def _sections(command: Any, context: Any) -> Iterator[str]:
     for name, inner in getattr(command, "commands", {}).items():
-        below = click.Context(inner, info_name=name, parent=context)
+        below = inner.make_context(name, [], parent=context, resilient_parsing=True)
         if hasattr(inner, "commands"):
             yield from _sections(inner, below)
         else:
             yield _section(inner, below)
 
 
-def _section(command: click.Command, context: click.Context) -> str:
+def _section(command: Any, context: Any) -> str:
     usage = command.get_usage(context).removeprefix("Usage: ")
     lines = [f"## {context.command_path}", "", command.help or "", "", "```text", " ".join(usage.split()), "```", ""]
     if command.epilog:
@@ -38,10 +38,10 @@ def _section(command: click.Command, context: click.Context) -> str:
     return "\n".join([*lines, "| | | default |", "|---|---|---|", *rows, ""])
 
 
-def _row(parameter: click.Parameter, context: click.Context) -> str:
-    is_option = isinstance(parameter, click.Option)
+def _row(parameter: Any, context: Any) -> str:
+    is_option = parameter.param_type_name == "option"
     name = ", ".join(parameter.opts) if is_option else parameter.make_metavar(context)
-    choices = " ".join(parameter.type.choices) if isinstance(parameter.type, click.Choice) else ""
+    choices = " ".join(getattr(parameter.type, "choices", ()))
     takes = "" if getattr(parameter, "is_flag", False) or not is_option else parameter.make_metavar(context)
     takes = takes.removesuffix(" RANGE")
     default = parameter.default

@@ -1,11 +1,13 @@
-"""Tables and the figure of docs/when.md, from the records of the runs in docs/results.
+"""Tables of README.md and docs/when.md, and the figure of the latter, from the records of the runs in docs/results.
 
-`python docs/hooks/numbers_of_runs.py` writes them anew; the site's build and a test see to it that they are fresh.
+`python docs/hooks/numbers_of_runs.py` writes them again; the site's build and a test check that they are up to date.
 """
 
 import json
 import re
 import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ DOCS = Path(__file__).parents[1]
 CASES = {
     "mnist-1": "quantity skew",
     "mnist-2": "label skew",
-    "mnist-3": "unequal training",
+    "mnist-3": "unequal epochs",
     "mnist-4": "flaky clients",
-    "dogs-a": "classes apart, flaky",
-    "dogs-b": "classes apart, flaky, unequal training",
+    "dogs-a": "label skew, flaky clients",
+    "dogs-b": "label skew, flaky clients, unequal epochs",
 }
 METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold", "fedavg-budget")
+SUMMARY = ("fedavg", "duw-fedavg", "fedunfold", "fedavg-budget")
 TITLES = {"fedavg-budget": "fedavg, more rounds"}
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
 
@@ -36,12 +39,12 @@ def cases() -> dict[str, dict[str, Any]]:
     return {name: found[name] for name in CASES}
 
 
-def accuracies() -> str:
+def accuracies(methods: Sequence[str] = METHODS) -> str:
     """Mean ± standard deviation over the trials, a row for each environment."""
-    heads = ["environment", "what is uneven", *(TITLES.get(name, name) for name in METHODS)]
-    rows = [heads, ["---"] * 2 + ["---:"] * len(METHODS)]
+    heads = ["environment", "what is uneven", *(TITLES.get(name, name) for name in methods)]
+    rows = [heads, ["---"] * 2 + ["---:"] * len(methods)]
     for name, entries in cases().items():
-        values = [final(entries[method]) for method in METHODS]
+        values = [final(entries[method]) for method in methods]
         # No-break spaces: a mean and its deviation belong on one line.
         spread = [
             f"{statistics.fmean(v):.1f} ± {statistics.stdev(v):.1f}".replace(" ", "\N{NO-BREAK SPACE}") for v in values
@@ -64,7 +67,11 @@ def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-TABLES = {"accuracies": accuracies, "remembering": remembering}
+TABLES: dict[str, Callable[[], str]] = {
+    "accuracies": accuracies,
+    "summary": partial(accuracies, SUMMARY),
+    "remembering": remembering,
+}
 
 
 def filled(text: str) -> str:
@@ -73,7 +80,7 @@ def filled(text: str) -> str:
 
 
 def draw(path: Path) -> None:
-    """Points gained over FedAvg by learned weights, and by FedAvg with as many rounds as the learning took."""
+    """Points gained over FedAvg by learned weights, and by FedAvg with as many rounds as learning them took."""
     from matplotlib.figure import Figure
 
     shown = {"duw-fedavg": "learned (duw-fedavg)", "fedunfold": "recommended (fedunfold)"}
@@ -97,7 +104,7 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for page in DOCS.glob("*.md"):
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         before = page.read_text(encoding="utf-8")
         if (after := filled(before)) != before:
             page.write_text(after, encoding="utf-8")

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from simulate import APP, QUIET, free_port, stopped, wait_for
 
-KEYS = ("site-a", "site-b", "site-c", "site-d", "site-e")
+CLIENT_IDS = ("site-a", "site-b", "site-c", "site-d", "site-e")
 LOOPBACK = "127.0.0.1"
 
 
@@ -89,11 +89,11 @@ class Deployment:
         self.flwr("supernode", "register", str(self.folder / f"{name}.pub"), "deployment")
 
     def start_node(self, name: str, *security: str, data: Path | None = None) -> subprocess.Popen[bytes]:
-        """A SuperNode that is the client of that key, with an .npz of its own; other security options replace TLS and
+        """A SuperNode that is the client of that id, with an .npz of its own; other security options replace TLS and
         the node's key."""
         secure = security or ("--root-certificates", "ca.crt", "--auth-supernode-private-key", name)
         where = ["--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())]
-        config = f'key="{name}"' + (f' path="{data}"' if data else "")
+        config = f'client-id="{name}"' + (f' path="{data}"' if data else "")
         self.nodes[name] = self.start(name, "flower-supernode", *secure, *where, "--node-config", config)
         return self.nodes[name]
 
@@ -119,9 +119,9 @@ def main(settings: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         deployment = Deployment(Path(folder), processes)
         deployment.start_link()
-        for key in KEYS:
-            deployment.register(key)
-            deployment.start_node(key)
+        for client_id in CLIENT_IDS:
+            deployment.register(client_id)
+            deployment.start_node(client_id)
         deployment.run_app(settings)
 
 

@@ -5,7 +5,8 @@
     learned = fu.learn_weights(env)
     table = fu.compare(env, [fu.size(), fu.dr(q=1), learned], trials=5)
 
-Names are loaded when first used, so that importing the package costs next to nothing.
+Names are loaded when first used, so that importing the package costs next to nothing. (lazy_loader does that too, but
+knows no second name for a module, as `plot` is of `plotting`, and looks a name up again at every use.)
 """
 
 from importlib import import_module
@@ -15,25 +16,31 @@ from fedunfold.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from fedunfold import plotting as plot
-    from fedunfold.aggregation.robust import krum as krum
-    from fedunfold.aggregation.robust import median as median
-    from fedunfold.aggregation.robust import trimmed as trimmed
-    from fedunfold.aggregation.screening import RejectedUpdate as RejectedUpdate
+    from fedunfold import server as server
+    from fedunfold.aggregation import krum as krum
+    from fedunfold.aggregation import median as median
+    from fedunfold.aggregation import trimmed_mean as trimmed_mean
     from fedunfold.config import Client as Client
     from fedunfold.config import Environment as Environment
     from fedunfold.config import ModelSpec as ModelSpec
     from fedunfold.config import bundled as bundled
     from fedunfold.config import environment as environment
+    from fedunfold.core.algorithm import Algorithm as Algorithm
     from fedunfold.core.errors import DivergenceError as DivergenceError
+    from fedunfold.core.errors import FederationError as FederationError
     from fedunfold.core.errors import FedunfoldError as FedunfoldError
     from fedunfold.core.errors import InputError as InputError
-    from fedunfold.core.federation import ClientUpdates as ClientUpdates
+    from fedunfold.core.errors import WriteError as WriteError
+    from fedunfold.core.messages import ClientUpdates as ClientUpdates
+    from fedunfold.core.messages import RejectedUpdate as RejectedUpdate
+    from fedunfold.core.parts import RoundDecision as RoundDecision
+    from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
-    from fedunfold.local.optimizers import accumulated as accumulated
-    from fedunfold.local.optimizers import momentum as momentum
-    from fedunfold.local.optimizers import nova as nova
-    from fedunfold.local.optimizers import prox as prox
-    from fedunfold.local.optimizers import sgd as sgd
+    from fedunfold.local import accumulated as accumulated
+    from fedunfold.local import momentum as momentum
+    from fedunfold.local import nova as nova
+    from fedunfold.local import prox as prox
+    from fedunfold.local import sgd as sgd
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
@@ -42,38 +49,58 @@ if TYPE_CHECKING:
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
     from fedunfold.rules.uniform import uniform as uniform
-    from fedunfold.server.optimizers import adagrad as adagrad
-    from fedunfold.server.optimizers import adam as adam
-    from fedunfold.server.optimizers import plain as plain
-    from fedunfold.server.optimizers import yogi as yogi
+    from fedunfold.server import adagrad as adagrad
+    from fedunfold.server import adam as adam
+    from fedunfold.server import yogi as yogi
     from fedunfold.tracking.callback import Callback as Callback
-    from fedunfold.training.compare import Comparison as Comparison
     from fedunfold.training.compare import compare as compare
     from fedunfold.training.compare import run as run
     from fedunfold.training.compare import trained_module as trained_module
+    from fedunfold.training.comparison import Comparison as Comparison
     from fedunfold.training.learn import learn_weights as learn_weights
-    from fedunfold.training.loop import Algorithm as Algorithm
-    from fedunfold.training.loop import RunResult as RunResult
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
     from fedunfold.training.methods import method_names as method_names
     from fedunfold.unfolding.learner import Learning as Learning
 
 _HOMES = {
-    "config": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
-    "core.errors": ("DivergenceError", "FedunfoldError", "InputError"),
-    "training.compare": ("Comparison", "compare", "run", "trained_module"),
-    "training.learn": ("learn_weights",),
-    "training.methods": ("Method", "method", "method_names"),
-    "core.federation": ("ClientUpdates",),
-    "aggregation.robust": ("krum", "median", "trimmed"),
-    "training.loop": ("Algorithm", "RunResult"),
-    "aggregation.screening": ("RejectedUpdate",),
-    "server.optimizers": ("adagrad", "adam", "plain", "yogi"),
-    "engines.simulation.engine": ("SimulatedFederation",),
-    "tracking.callback": ("Callback",),
-    "unfolding.learner": ("Learning",),
-    "local.optimizers": ("accumulated", "momentum", "nova", "prox", "sgd"),
+    "config": (
+        "Client",
+        "Environment",
+        "ModelSpec",
+        "bundled",
+        "environment",
+    ),
+    "core.algorithm": ("Algorithm",),
+    "core.errors": (
+        "DivergenceError",
+        "FederationError",
+        "FedunfoldError",
+        "InputError",
+        "WriteError",
+    ),
+    "core.messages": (
+        "ClientUpdates",
+        "RejectedUpdate",
+    ),
+    "core.parts": ("RoundDecision",),
+    "aggregation": (
+        "krum",
+        "median",
+        "trimmed_mean",
+    ),
+    "local": (
+        "accumulated",
+        "momentum",
+        "nova",
+        "prox",
+        "sgd",
+    ),
+    "server": (
+        "adagrad",
+        "adam",
+        "yogi",
+    ),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
@@ -82,15 +109,31 @@ _HOMES = {
     "rules.rule": ("rule",),
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
+    "training.compare": (
+        "compare",
+        "run",
+        "trained_module",
+    ),
+    "training.comparison": ("Comparison",),
+    "training.learn": ("learn_weights",),
+    "core.run_result": ("RunResult",),
+    "training.methods": (
+        "Method",
+        "method",
+        "method_names",
+    ),
+    "tracking.callback": ("Callback",),
+    "engines.simulation.engine": ("SimulatedFederation",),
+    "unfolding.learner": ("Learning",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", "plot", *_HOME_OF]
+__all__ = ["__version__", "plot", "server", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "plot":
-        return import_module("fedunfold.plotting")
+    if name in ("plot", "server"):
+        return import_module("fedunfold.plotting" if name == "plot" else "fedunfold.server")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedunfold' has no attribute '{name}'")
     value = getattr(import_module(f"fedunfold.{_HOME_OF[name]}"), name)

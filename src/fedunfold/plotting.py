@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedunfold.core.errors import InputError
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.compare import Comparison
+from fedunfold.training.comparison import Comparison
 
 # Okabe and Ito's palette: distinct also for readers who see colours differently; black last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]
@@ -61,8 +61,8 @@ def weights(learned: LearnedWeights) -> Figure:
     values, start = learned.weights.numpy(), learned.history[0].numpy()
     figure, axes = _canvas("Learned weights: how much each client counts in each round")
     rounds = np.arange(1, len(values) + 1)
-    many = len(learned.keys) > LEGEND_LIMIT
-    for k, key in enumerate(learned.keys):
+    many = len(learned.client_ids) > LEGEND_LIMIT
+    for k, key in enumerate(learned.client_ids):
         style = FAINT if many else line_style(k, len(rounds))
         axes.plot(rounds, values[:, k], label=key, **style)
         if not many:

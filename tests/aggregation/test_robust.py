@@ -9,15 +9,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedunfold.aggregation.robust import Aggregator, krum, mean, median, trimmed
+from fedunfold.aggregation import krum, mean, median, trimmed_mean
+from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import InputError
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.parts import AGGREGATORS, Aggregator
 from fedunfold.rules import size, uniform
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import check_learnable
 from tests.support.federations import RUN, simulated, tiny
 
-ROBUST = [median(), trimmed(0.2), krum(1)]
+ROBUST = [median(), trimmed_mean(0.2), krum(1)]
 ALL = [mean(), *ROBUST]
+
+
+LAYOUT = ParamLayout()
 
 
 def tensor(*rows: Any) -> Tensor:
@@ -40,48 +46,52 @@ def rounds(draw: st.DrawFn, least: int = 5) -> tuple[Tensor, Tensor]:
 
 def test_median_by_hand() -> None:
     updates = tensor([0.0, 5.0], [1.0, 4.0], [9.0, 3.0])
-    assert median().combine(updates, equal(3)).tolist() == [1, 4]
-    assert median().combine(updates[[0, 2]], equal(2)).tolist() == [4.5, 4]  # as usual, between the middle two
-    assert median().combine(updates, tensor(0.2, 0.2, 0.6)).tolist() == [9, 3]
-    assert median().combine(updates, tensor(0.3, 0.2, 0.5)).tolist() == [5, 3.5]  # 9 begins where half of it ends
-    assert median().combine(updates, tensor(0.1, 0.1, 0.2)).tolist() == pytest.approx([0.4 * 5, 0.4 * 3.5])
+    assert median().combine(updates, equal(3), LAYOUT).tolist() == [1, 4]
+    assert median().combine(updates[[0, 2]], equal(2), LAYOUT).tolist() == [4.5, 4]  # as usual, between the middle two
+    assert median().combine(updates, tensor(0.2, 0.2, 0.6), LAYOUT).tolist() == [9, 3]
+    assert median().combine(updates, tensor(0.3, 0.2, 0.5), LAYOUT).tolist() == [
+        5,
+        3.5,
+    ]  # 9 begins where half of it ends
+    assert median().combine(updates, tensor(0.1, 0.1, 0.2), LAYOUT).tolist() == pytest.approx([0.4 * 5, 0.4 * 3.5])
 
 
 def test_trimmed_mean_by_hand() -> None:
     updates = tensor(*([x] for x in (100.0, 1.0, 2.0, 6.0, -50.0)))
-    assert trimmed(0.2).combine(updates, equal(5)).tolist() == pytest.approx([3])
+    assert trimmed_mean(0.2).combine(updates, equal(5), LAYOUT).tolist() == pytest.approx([3])
     # A share of 0.3 cuts the lowest and half of the next, and as much at the other end: (½·1 + 2 + ½·6)/2.
-    assert trimmed(0.3).combine(updates, equal(5)).tolist() == pytest.approx([2.75])
+    assert trimmed_mean(0.3).combine(updates, equal(5), LAYOUT).tolist() == pytest.approx([2.75])
     # Weights 0.5, 0.3 and 0.2 without 0.25 at either end: 0.25 of the first, 0.25 of the second.
-    weighted = trimmed(0.25).combine(tensor([0.0], [4.0], [10.0]), tensor(0.5, 0.3, 0.2))
+    weighted = trimmed_mean(0.25).combine(tensor([0.0], [4.0], [10.0]), tensor(0.5, 0.3, 0.2), LAYOUT)
     assert weighted.tolist() == pytest.approx([2])
 
 
 def test_krum_by_hand() -> None:
     """n = 5, f = 1: scores over the 2 nearest. At 0, 1, 2, 4 and 90 they are 1+4, 1+1, 1+4, 4+9 and 86² + 88²."""
     updates = tensor([0.0], [1.0], [2.0], [4.0], [90.0])
-    assert krum(1).combine(updates, equal(5)).tolist() == pytest.approx([7 / 4])
+    assert krum(1).combine(updates, equal(5), LAYOUT).tolist() == pytest.approx([7 / 4])
     weights = tensor(0.1, 0.2, 0.1, 0.1, 0.5)  # of which 1/5, 2/5, 1/5 and 1/5 are left
-    assert krum(1).combine(updates, weights).tolist() == pytest.approx([(2 + 2 + 4) / 5])
+    assert krum(1).combine(updates, weights, LAYOUT).tolist() == pytest.approx([(2 + 2 + 4) / 5])
 
 
 def test_krum_measures_parameters_alone() -> None:
     updates = tensor([0.0, 50.0], [0.1, 0.0], [0.2, 0.0], [0.3, 0.0], [9.0, 0.0])
-    found = krum(1).combine(updates, equal(5), statistics=1)
+    layout = ParamLayout(("w",), (torch.Size([1]),), ("mean",), (torch.Size([1]),))
+    found = krum(1).combine(updates, equal(5), layout)
     assert found.tolist() == pytest.approx([0.15, 12.5])
 
 
 def test_krum_needs_enough() -> None:
-    assert krum(2).needed == 7
-    assert krum(2).combine(torch.ones(6, 2), equal(6)).tolist() == [0, 0]
+    assert krum(2).min_updates == 7
+    assert krum(2).combine(torch.ones(6, 2), equal(6), LAYOUT).tolist() == [0, 0]
     with pytest.raises(InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
-        run_rounds(simulated(tiny()), size(), 1, algorithm=Algorithm(aggregate=krum(1)))
+        run_rounds(simulated(tiny()), size(), 1, algorithm=Algorithm(aggregator=krum(1)))
 
 
-def test_rounds_without_enough_are_told() -> None:
+def test_rounds_without_enough_are_named() -> None:
     env = tiny(dict.fromkeys("abcde", 6), participation_probability=0.7, rounds=4)
-    result = run_rounds(simulated(env), size(), 4, algorithm=Algorithm(aggregate=krum(1)), run=RUN)
-    short = (result.present.sum(1) < 5).nonzero().flatten().tolist()
+    (result,) = run_rounds(simulated(env), size(), 4, algorithm=Algorithm(aggregator=krum(1)))
+    short = (result.participated.sum(1) < 5).nonzero().flatten().tolist()
     assert short
     assert result.warnings[-1].startswith("there was no step in round")
     assert str(short[0] + 1) in result.warnings[-1]
@@ -96,7 +106,7 @@ def test_the_order_of_the_clients_does_not_matter(rule: Aggregator, given: Any, 
     if rule.name == "krum":  # of equal scores the first are taken
         distances = torch.cdist(updates, updates).flatten().sort().values
         assume(bool((distances[len(updates) :].diff()[1::2] > 1e-3).all()))
-    found, again = rule.combine(updates, weights), rule.combine(updates[order], weights[order])
+    found, again = rule.combine(updates, weights, LAYOUT), rule.combine(updates[order], weights[order], LAYOUT)
     torch.testing.assert_close(found, again, rtol=1e-9, atol=1e-9)
 
 
@@ -105,8 +115,10 @@ def test_the_order_of_the_clients_does_not_matter(rule: Aggregator, given: Any, 
 def test_where_all_agree_it_is_the_mean(rule: Aggregator, given: Any) -> None:
     updates, weights = given
     same = updates[:1].expand_as(updates)
-    for total in (1.0, 0.3):  # of the weight, where some clients are away
-        torch.testing.assert_close(rule.combine(same, total * weights), total * updates[0], rtol=1e-9, atol=1e-9)
+    for total in (1.0, 0.3):  # of the weight, where some clients are absent
+        torch.testing.assert_close(
+            rule.combine(same, total * weights, LAYOUT), total * updates[0], rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: rule.name)
@@ -118,7 +130,7 @@ def test_one_arbitrary_client_cannot_leave_the_others(rule: Aggregator, given: A
     """
     updates, _ = given
     bad = torch.full_like(updates[:1], far)
-    found = rule.combine(torch.cat([updates, bad]), equal(len(updates) + 1))
+    found = rule.combine(torch.cat([updates, bad]), equal(len(updates) + 1), LAYOUT)
     spread = float((updates.max(0).values - updates.min(0).values).norm()) if rule.name == "krum" else 0.0
     reach = 2 * len(updates) * spread + 1e-6
     assert bool((found >= updates.min(0).values - reach).all())
@@ -128,27 +140,29 @@ def test_one_arbitrary_client_cannot_leave_the_others(rule: Aggregator, given: A
 @given(rounds())
 def test_the_mean_is_the_weighted_sum(given: Any) -> None:
     updates, weights = given
-    torch.testing.assert_close(mean().combine(updates, weights), weights @ updates)
+    torch.testing.assert_close(mean().combine(updates, weights, LAYOUT), weights @ updates)
 
 
 @given(rounds())
 def test_a_trimmed_mean_lies_between_mean_and_median(given: Any) -> None:
     updates, weights = given
-    torch.testing.assert_close(trimmed(1e-9).combine(updates, weights), weights @ updates, atol=1e-6, rtol=1e-6)
-    middle = trimmed(0.5 - 1e-9).combine(updates, weights)
-    torch.testing.assert_close(middle, median().combine(updates, weights), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        trimmed_mean(1e-9).combine(updates, weights, LAYOUT), weights @ updates, atol=1e-6, rtol=1e-6
+    )
+    middle = trimmed_mean(0.5 - 1e-9).combine(updates, weights, LAYOUT)
+    torch.testing.assert_close(middle, median().combine(updates, weights, LAYOUT), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: trimmed(0.5), "between 0 and 0.5"),
-        (lambda: trimmed(math.nan), "between 0 and 0.5"),
+        (lambda: trimmed_mean(0.5), "between 0 and 0.5"),
+        (lambda: trimmed_mean(math.nan), "between 0 and 0.5"),
         (lambda: krum(0), "at least 1, not 0"),
-        (lambda: krum(1.5), "whole number of bad clients"),
-        (lambda: krum(math.inf), "whole number of bad clients"),
-        (lambda: Aggregator("mode"), "unknown aggregation 'mode'"),  # type: ignore[arg-type]
-        (lambda: Algorithm(aggregate="median"), "such as median"),  # type: ignore[arg-type]
+        (lambda: AGGREGATORS.parse("krum:num_byzantine=1.5"), "whole number of bad clients"),
+        (lambda: AGGREGATORS.parse("krum:num_byzantine=inf"), "whole number of bad clients"),
+        (lambda: AGGREGATORS.make("mode"), "unknown aggregator 'mode'; did you mean 'mean'"),
+        (lambda: Algorithm(aggregator="median"), "such as median"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_refused(wrong: Any, message: str) -> None:
@@ -158,26 +172,22 @@ def test_wrong_settings_are_refused(wrong: Any, message: str) -> None:
 
 def test_weights_are_learned_through_the_mean_alone() -> None:
     for rule in ROBUST:
-        with pytest.raises(InputError, match=f"through the aggregation '{rule.name}'"):
-            check_learnable(Algorithm(aggregate=rule))
+        with pytest.raises(InputError, match=f"through the aggregator '{rule.name}'"):
+            check_learnable(Algorithm(aggregator=rule))
 
 
 @pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: rule.name)
-def test_a_run_with_one_client_gone_mad(rule: Aggregator, absent: str) -> None:
+def test_a_run_with_one_client_gone_mad(rule: Aggregator, absent: Absent) -> None:
     """Its model stays near that of a run without it, where the mean is carried far away."""
     env = tiny(dict.fromkeys("abcdefg", 9), epochs=1)
     data = env.load()
     start = simulated(env).initial_model(RUN)
     data.x[data.offsets[6] :] *= 1000
     found = {
-        aggregate.name: run_rounds(
-            simulated(env),
-            uniform(),
-            2,
-            algorithm=Algorithm(aggregate=aggregate, absent=absent),  # type: ignore[arg-type]
-            run=RUN,
-        ).model
-        for aggregate in (mean(), rule)
+        aggregator.name: run_rounds(
+            simulated(env), uniform(), 2, algorithm=Algorithm(aggregator=aggregator, absent=absent)
+        )[0].model
+        for aggregator in (mean(), rule)
     }
     assert float((found[rule.name] - start).norm()) < 0.05 * float((found["mean"] - start).norm())

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.schedule_study import (
     Schedules,
     Standing,
-    looked_at,
+    checked_iterations,
     measure_schedules,
     schedules_figure,
     schedules_page,
@@ -26,9 +26,9 @@ FOUND = Schedules({"device": "a GPU", "cores": 4, "torch": "2"}, {"made-up": STA
 
 
 def test_few_iterations_are_all_looked_at_and_the_last_always() -> None:
-    assert looked_at(1) == [0, 1]
-    assert looked_at(15) == list(range(16))
-    assert looked_at(50) == [*range(16), 24, 38, 50]
+    assert checked_iterations(1) == [0, 1]
+    assert checked_iterations(15) == list(range(16))
+    assert checked_iterations(50) == [*range(16), 24, 38, 50]
 
 
 def test_the_page_tells_when_the_papers_last_loss_was_reached(tmp_path: Path) -> None:

@@ -60,12 +60,12 @@ def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
         (("--rule", "drr"), ("unknown rule 'drr'", "did you mean 'dr'?")),
         (("--rule", "dr:p=1"), ("'p=1'", "takes q, loss")),
         (("--rule", "dr:q=-1"), ("q >= 0",)),
-        (("--update", "prox:mu=x"), ("'x' in 'prox:mu=x'",)),
-        (("--update", "momentum:rho=1"), ("rho",)),
+        (("--local", "prox:mu=x"), ("'x' in 'prox:mu=x'",)),
+        (("--local", "momentum:rho=1"), ("rho",)),
         (("--server", "adam:lr=0"), ("lr",)),
-        (("--aggregate", "mode"), ("aggregation 'mode'", "did you mean")),
-        (("--aggregate", "trimmed:share=0.5"), ("between 0 and 0.5", "0.5")),
-        (("--aggregate", "krum:bad=1"), ("at least 5 clients", "2")),
+        (("--aggregator", "mode"), ("aggregator 'mode'", "did you mean")),
+        (("--aggregator", "trimmed-mean:fraction=0.5"), ("between 0 and 0.5", "0.5")),
+        (("--aggregator", "krum:num_byzantine=1"), ("at least 5 clients", "2")),
         (("--device", "cuda:99"), ("cuda:99",)),
         (("--device", "mps"), ("unknown device 'mps'", "cpu or cuda")),  # it has no double precision
         (("--weights", "w.safetensors", "--rule", "dr"), ("--rule or --weights",)),
@@ -162,8 +162,8 @@ def nobody() -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_momentum_cannot_be_learned_through(fedunfold: Command, two_sites: Federation) -> None:
-    refused(fedunfold("compare", two_sites(), "--methods", "duw-fedavg", "--update", "momentum"), "momentum")
+def test_a_median_cannot_be_learned_through(fedunfold: Command, two_sites: Federation) -> None:
+    refused(fedunfold("compare", two_sites(), "--methods", "duw-fedavg", "--aggregator", "median"), "median")
 
 
 def test_wrong_flag(fedunfold: Command) -> None:

@@ -86,16 +86,16 @@ def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Calla
         "duw-fednova-weights.png",
         "duw-fednova-outer-loss.png",
     }
-    assert LearnedWeights.load(out / "duw-fednova.safetensors").settings["algorithm"]["update"]["name"] == "nova"
+    assert LearnedWeights.load(out / "duw-fednova.safetensors").settings["algorithm"]["local"]["name"] == "nova"
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         ("--rule", "dr:q=2", "--absent", "drop"),
-        ("--update", "prox:mu=0.1", "--server", "adam:lr=0.05", "--absent", "remember"),
-        ("--rule", "fedadp:beta=5", "--update", "momentum:rho=0.5"),
-        ("--rule", "fedfa", "--update", "accumulated-prox:mu=0.1", "--server", "yogi"),
+        ("--local", "prox:mu=0.1", "--server", "adam:lr=0.05", "--absent", "remember"),
+        ("--rule", "fedadp:beta=5", "--local", "momentum:rho=0.5"),
+        ("--rule", "fedfa", "--local", "accumulated-prox:mu=0.1", "--server", "yogi"),
         ("--method", "dr-fednova", "--dtype", "float64"),
     ],
 )
@@ -167,19 +167,19 @@ def test_who_was_set_aside_is_shown_and_kept(fedunfold: Command, tmp_path: Path)
     data = 'data = { source = "npz", path = "six.npz" }\n'
     sites = "".join(f'[[clients]]\nkey = "{site}"\n' for site in "abcdef")
     (tmp_path / "six.toml").write_text(head + data + sites)
-    shown = fedunfold("run", "six.toml", "--screen", "norm", "--absent", "drop", "--out", "kept").out
-    assert "note: client f was set aside in rounds 1 and 2 of 2: it sends an update " in shown
+    shown = fedunfold("run", "six.toml", "--filter", "norm", "--absent", "drop", "--out", "kept").out
+    assert "note: client f was rejected in rounds 1 and 2 of 2: it sends an update " in shown
     lines = [json.loads(line) for line in Path("kept/metrics.jsonl").read_text().splitlines()]
     assert [list(line["rejected"]) for line in lines] == [["f"], ["f"]]
     assert lines[0]["rejected"]["f"].startswith("sends an update ")
-    ran = fedunfold("run", "six.toml", "--screen", "norm", "--format", "json").json
+    ran = fedunfold("run", "six.toml", "--filter", "norm", "--format", "json").json
     assert [(entry["round"], entry["client"]) for entry in ran["rejected"]] == [(0, "f"), (1, "f")]
     compared = fedunfold(
-        *("compare", "six.toml", "--methods", "fedavg,krum-fedavg", "--trials", 1, "--screen", "norm"), "--out", "both"
+        *("compare", "six.toml", "--methods", "fedavg,krum-fedavg", "--trials", 1, "--filter", "norm"), "--out", "both"
     ).out
-    assert "note: fedavg screen norm: trial 0: client f was set aside" in compared
-    learned = fedunfold("learn", "six.toml", "--screen", "norm", "--iterations", 1, "--format", "json").json
-    assert learned["warnings"][0].startswith("while learning, client f was set aside in 2 of 2 rounds;")
+    assert "note: fedavg filter norm: trial 0: client f was rejected" in compared
+    learned = fedunfold("learn", "six.toml", "--filter", "norm", "--iterations", 1, "--format", "json").json
+    assert learned["warnings"][0].startswith("while learning, client f was rejected in 2 of 2 rounds;")
 
 
 def test_learning_ends_with_a_command_that_works(fedunfold: Command, two_sites: Callable[..., Path]) -> None:

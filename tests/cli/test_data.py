@@ -66,7 +66,7 @@ def test_interrupted_run_says_how_to_go_on(typed: Command, tmp_path: Path, monke
         stopping.setattr(PartialResults, "add", add)
         outcome = typed(*command)
     assert outcome.code == 130 and outcome.out == ""
-    assert outcome.err == "stopped after 6 of 11 files; the same command goes on from there.\n"
+    assert outcome.err == "stopped after 6 of 11 files; the same command resumes from there.\n"
     assert typed(*command, "--format", "json").json["resumed"] == 6
 
 

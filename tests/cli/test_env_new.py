@@ -23,7 +23,9 @@ def hospitals(tmp_path: Path) -> Path:
 
 def test_from_csv_files_to_learned_weights(fedunfold: Command, hospitals: Path) -> None:
     """New, check and learn; no file is edited on the way."""
-    made = fedunfold("env", "new", "sites", "--reliability", "west=0.5", "--epochs", 1, "--epochs", "north=2")
+    made = fedunfold(
+        "env", "new", "sites", "--participation-probability", "west=0.5", "--epochs", 1, "--epochs", "north=2"
+    )
     assert made.code == 0, made.err
     assert "3 classes from outcome: died, home, transfer." in made.out
     assert "ward (2)" in made.out and "pressure (" in made.out
@@ -63,7 +65,7 @@ def test_every_setting_by_flags_and_as_json(fedunfold: Command, hospitals: Path)
         4,
     )
     command += ("--test", test, "--drop", "age", "--scaling", "none", "--rounds", 3, "--batch-size", 5, "--lr", 0.2)
-    made = fedunfold(*command, "--hidden", "8,4", "--reliability", "0.9", "--format", "json")
+    made = fedunfold(*command, "--hidden", "8,4", "--participation-probability", "0.9", "--format", "json")
     assert made.code == 0, made.err
     assert made.json["files"] == ["new/mine.toml", "new/mine.npz", "new/mine.columns.json"]
     assert made.json["clients"] == {"Hospital-A": 30, "south": 50, "west": 60}
@@ -143,9 +145,9 @@ def test_without_the_extra_the_line_to_type(fedunfold: Command, monkeypatch: pyt
         (("sites", "--label", "nothing"), ("nothing", "outcome")),
         (("sites", "--test", "nowhere.csv"), ("--test", "nowhere.csv")),
         (("sites", "--test", "2"), ("--test", "2")),
-        (("sites", "--reliability", "mars=0.5"), ("--reliability", "mars", "north")),
-        (("sites", "--reliability", "west=often"), ("--reliability", "west=often")),
-        (("sites", "--reliability", "west=1.5"), ("participation_probability", "1.5")),
+        (("sites", "--participation-probability", "mars=0.5"), ("--participation-probability", "mars", "north")),
+        (("sites", "--participation-probability", "west=often"), ("--participation-probability", "west=often")),
+        (("sites", "--participation-probability", "west=1.5"), ("participation_probability", "1.5")),
         (("sites", "--epochs", "0"), ("epochs", "0")),
         (("sites", "--lr", "-1"), ("lr", "-1")),
         (("sites", "--hidden", "wide"), ("--hidden", "wide")),

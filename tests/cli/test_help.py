@@ -5,29 +5,28 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import click
 import pytest
 import torch
 import typer
 
-from fedunfold.aggregation import absent, screening
 from fedunfold.cli import options as opt
 from fedunfold.cli.app import app
 from fedunfold.cli.data import features
 from fedunfold.cli.reproduce import reproduce
-from fedunfold.core import federation
+from fedunfold.core import algorithm, messages
 from fedunfold.data.vision.files import StoredType
 from fedunfold.studies.cases import Setting, Study
 from fedunfold.unfolding import Learning
 from tests.cli.conftest import Command
 
 
-def commands(group: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
     yield path
     for name, command in getattr(group, "commands", {}).items():
         yield from commands(command, *path, name)
 
 
+PARTS = get_type_hints(opt.Parts)
 COMMANDS = list(commands(typer.main.get_command(app)))
 
 
@@ -51,7 +50,7 @@ def test_help_waits_for_nothing_that_only_a_command_needs() -> None:
         subprocess.run([sys.executable, "-c", listed], check=True, capture_output=True, text=True).stdout.split()
     )
     ours = {name for name in loaded if name.startswith("fedunfold.") and not name.startswith("fedunfold.cli")}
-    assert ours == {"fedunfold.core.errors", "fedunfold.version"}
+    assert ours == {"fedunfold.core", "fedunfold.core.errors", "fedunfold.version"}
     assert not loaded & {"torch", "numpy", "matplotlib", "pydantic", "fedunfold.cli.import_source"}
 
 
@@ -65,9 +64,9 @@ def choices(annotation: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("option", "original"),
     [
-        (opt.Absent, get_args(absent.Absent)),
-        (opt.UpdateFilter, get_args(screening.UpdateFilter)),
-        (opt.AbsentLoss, get_args(federation.AbsentLoss)),
+        (PARTS["absent"], get_args(algorithm.Absent)),
+        (PARTS["filter"], get_args(algorithm.UpdateFilter)),
+        (opt.AbsentLoss, get_args(messages.AbsentLoss)),
         (opt.Schedule, get_args(get_type_hints(Setting)["schedule"])),
         (get_type_hints(features)["dtype"], get_args(StoredType)),
         (get_type_hints(reproduce)["study"], (*get_args(Study), "all")),

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_few_kills() -> None:
     """In a process of its own: it forks, and this one may have threads."""
     command = [sys.executable, "-m", "tests.support.kills", "--kills", "4", "--seed", "7"]

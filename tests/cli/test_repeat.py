@@ -26,7 +26,7 @@ def change_settings(folder: Path, **changes: Any) -> None:
     ("command", "compared"),
     [
         (("learn", "below/mine.toml", "--iterations", 2, "--seed", 3, "--rounds", 2), "weights.safetensors"),
-        (("run", "below/mine.toml", "--update", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
+        (("run", "below/mine.toml", "--local", "prox:mu=0.1", "--absent", "drop"), "model.safetensors"),
         (("compare", "below/mine.toml", "--methods", "fedavg,duw-fedavg", "--trials", 1, "--iterations", 1), "result"),
     ],
     ids=["learn", "run", "compare"],
@@ -151,7 +151,7 @@ def test_after_ctrl_c_the_same_repetition_goes_on(
     folder = out[1] if out else "runs/repeat-ran"
     assert (tmp_path / folder / "settings.json").exists()
     repeated = fedunfold("repeat", "ran", *out)
-    assert "going on from outer iteration 2 of 4" in repeated.err
+    assert "resuming from outer iteration 2 of 4" in repeated.err
     assert (repeated.code, repeated.out.endswith(f"; ran again in {folder}\n")) == (0, True)
 
 

@@ -6,14 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import FolderLock
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
-from fedunfold.training.compare import Comparison
-from fedunfold.training.loop import RunResult
+from fedunfold.training.comparison import Comparison
 from tests.cli.conftest import Command, Outcome
 from tests.cli.test_bad_input import refused
 from tests.cli.test_write_faults import content
@@ -73,7 +74,7 @@ def test_a_learning_goes_on_by_itself(fedunfold: Command, crash: Callable[..., N
     went_on = succeeded(fedunfold(*LEARN, "--out", "cut"))
     where = "cut/unfinished/learning.safetensors"
     assert went_on.err == (
-        f"resuming the unfinished run in cut\ngoing on from outer iteration 3 of 4, kept in {where}\n"
+        f"going on with the unfinished run in cut\nresuming from outer iteration 3 of 4, saved in {where}\n"
     )
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
     assert not (tmp_path / "cut" / "unfinished").exists()
@@ -161,6 +162,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
+from typing import Any
 from fedunfold.io.atomic import FolderLock
 lock = FolderLock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -178,8 +180,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(
     file = tmp_path / "cut" / "unfinished" / "learning.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     went_on = succeeded(fedunfold(*LEARN, "--out", "cut"))
-    assert "learning.safetensors is damaged; going on from the one before it" in went_on.err
-    assert "going on from outer iteration 2 of 4" in went_on.err
+    assert "learning.safetensors is damaged; resuming from the one before it" in went_on.err
+    assert "resuming from outer iteration 2 of 4" in went_on.err
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
 
 
@@ -201,25 +203,25 @@ def test_after_ctrl_c_the_same_command_goes_on(
         with monkeypatch.context() as patched:
             patched.setattr(CallbackList, "on_outer_step", learning)
             assert fedunfold(*cut).code == 130
-        assert "going on from outer iteration 2 of" in succeeded(fedunfold(*cut)).err
+        assert "resuming from outer iteration 2 of" in succeeded(fedunfold(*cut)).err
         assert numbers(tmp_path / str(cut[-1])) == numbers(tmp_path / str(whole[-1]))
 
 
 def test_ctrl_c_in_a_run_keeps_its_rounds(fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedunfold.training import loop
 
-    after = loop._after_round
+    after = loop._next_round
 
-    def interrupted(*args: object) -> object:
+    def interrupted(*args: Any) -> object:
         if args[-1] == 2:
             raise KeyboardInterrupt
-        return after(*args)  # type: ignore[arg-type]
+        return after(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_after_round", interrupted)
+        patched.setattr(loop, "_next_round", interrupted)
         stopped = fedunfold("run", "mine.toml", "--out", "cut")
-    assert (stopped.code, stopped.err) == (130, "stopped after 2 of 3 rounds; the same command goes on from them.\n")
-    assert "going on from round 2 of 3" in succeeded(fedunfold("run", "mine.toml", "--out", "cut")).err
+    assert (stopped.code, stopped.err) == (130, "stopped after 2 of 3 rounds; the same command resumes from them.\n")
+    assert "resuming from round 2 of 3" in succeeded(fedunfold("run", "mine.toml", "--out", "cut")).err
     succeeded(fedunfold("run", "mine.toml", "--out", "whole"))
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
 

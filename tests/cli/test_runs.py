@@ -1,5 +1,6 @@
 """`fedunfold runs`: what a newcomer types about the runs there are."""
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -60,26 +61,25 @@ def test_compare(fedunfold: Command, two_runs: list[str]) -> None:
     refused(fedunfold("runs", "compare", "first", "first"), "two runs")
 
 
+class Terminal(io.StringIO):
+    """Typed lines; their end is what Ctrl-D comes to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_rm_asks(fedunfold: Command, two_runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / "first"
     refused(fedunfold("runs", "rm", "first"), "--yes")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     for answer in ("n\n", "\n", ""):
-        monkeypatch.setattr("click.termui.visible_prompt_func", lambda *_, answer=answer: _typed(answer))
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
         stopped = fedunfold("runs", "rm", "first")
         assert stopped.code == 130
         assert stopped.err.endswith("stopped; nothing was deleted.\n")
         assert folder.is_dir()
-    monkeypatch.setattr("click.termui.visible_prompt_func", lambda *_: "y")
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert fedunfold("runs", "rm", "first").code == 0
     assert not folder.exists()
-
-
-def _typed(answer: str) -> str:
-    """A line, or the end of the input, which is what Ctrl-D and Ctrl-C come to."""
-    if not answer:
-        raise EOFError
-    return answer.strip()
 
 
 def test_rm_leaves_what_is_not_the_runs(fedunfold: Command, two_runs: list[str], tmp_path: Path) -> None:

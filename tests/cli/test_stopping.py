@@ -14,10 +14,10 @@ import pytest
 
 from fedunfold.cli.console import ProgressTracker
 from fedunfold.core.errors import DivergenceError
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
 from fedunfold.training import compare
-from fedunfold.training.loop import RunResult
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
@@ -59,7 +59,7 @@ def test_interrupted_learning_keeps_what_was_learned(
     assert stopped.code == 130
     assert (
         stopped.err
-        == "stopped after 3 of 50 outer iterations; what was learned is saved, and the same command goes on.\n"
+        == "stopped after 3 of 50 outer iterations; what was learned is saved, and the same command resumes.\n"
     )
     assert len(LearnedWeights.load(tmp_path / "cut" / "weights.safetensors").losses) == 3
 
@@ -116,7 +116,7 @@ def test_interrupted_comparison_keeps_finished_methods(
 def test_comparison_interrupted_before_its_first_trial(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    monkeypatch.setattr(compare, "run_together", interrupted)
+    monkeypatch.setattr(compare, "run_rounds", interrupted)
     stopped = fedunfold("compare", two_sites(), "--format", format)
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first trial ended; nothing was saved.\n"
@@ -131,7 +131,7 @@ def test_comparison_interrupted_while_it_learns_keeps_the_weights(
     assert stopped.code == 130
     assert (
         stopped.err
-        == "stopped before the first trial ended; weights so far are kept in cut, and the same command goes on.\n"
+        == "stopped before the first trial ended; weights so far are saved in cut, and the same command resumes.\n"
     )
     assert "┃" not in stopped.out
     assert {file.name for file in (tmp_path / "cut").iterdir()} == {
@@ -183,11 +183,12 @@ def reproduce(out: Path, *more: str) -> list[str]:
 def checkpoint_every_step(tmp_path: Path) -> dict[str, str]:
     """An environment in which every Python process, workers too, keeps each step: none is too fast to be cut."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from fedunfold import checkpoints\ncheckpoints.CHECKPOINT_SECONDS = 0.0\n"
+        "from fedunfold.io import checkpoint\ncheckpoint.CHECKPOINT_SECONDS = 0.0\n"
     )
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.slow
 def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpoint_every_step: dict[str, str]) -> None:
     """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -215,7 +216,7 @@ def test_an_interrupted_reproduction_says_how_to_go_on(
     monkeypatch.setattr("fedunfold.studies.processes.run_jobs", interrupted)
     stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err.startswith("stopped; the same command goes on from the records in")
+    assert stopped.err.startswith("stopped; the same command resumes from the records in")
 
 
 def test_ctrl_c_at_the_terminal_is_one_line_even_while_workers_start(tmp_path: Path) -> None:
@@ -230,5 +231,5 @@ def test_ctrl_c_at_the_terminal_is_one_line_even_while_workers_start(tmp_path: P
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("stopped; the same command goes on")
+    assert err.startswith("stopped; the same command resumes")
     assert err.count("\n") == 1

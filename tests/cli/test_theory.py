@@ -74,7 +74,7 @@ def test_without_constants_terms_are_left_out_and_named(fedunfold: Command, run:
 def test_where_the_run_leaves_the_theorem(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
     fedunfold(
         *("learn", two_sites(participation_probability=0.5), "--iterations", 1, "--out", tmp_path),
-        *("--update", "nova", "--server", "adam:lr=0.05"),
+        *("--local", "nova", "--server", "adam:lr=0.05"),
     )
     notes = fedunfold("theory", tmp_path, *CONSTANTS, "--format", "json").json["notes"]
     assert ["absent" in notes[0], "adam" in notes[1], len(notes)] == [True, True, 2]

@@ -108,6 +108,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_step_of_writing_can_fail(
     fedunfold: Command,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedunfold.config import Environment, environment
 from fedunfold.config.heterogeneity import Heterogeneity
-from fedunfold.config.recommendation import outlook
+from fedunfold.config.recommendation import recommend
 
 
 def federation(counts: list[list[int]], **settings: Any) -> Environment:
@@ -41,7 +41,7 @@ def test_worked_by_hand() -> None:
     assert found.mean_divergence == pytest.approx(4 / 12 * 0.5 + 8 / 12 * 0.25)
     assert found.size_ratio == 2
     assert found.epochs_ratio == 2.5
-    assert found.reliability_spread == pytest.approx(0.3)
+    assert found.participation_spread == pytest.approx(0.3)
     assert found.expected_present == pytest.approx(1.3)
     assert found.nobody == pytest.approx(0.5 * 0.2)
     assert found.sole_holders == {"1": "c1", "2": "c1"}
@@ -98,20 +98,20 @@ def test_what_holds_for_all_federations(
     ],
 )
 def test_outlook(counts: list[list[int]], settings: dict[str, Any], verdict: str, words: tuple[str, ...]) -> None:
-    seen = outlook(measured(federation(counts, **settings)))
+    seen = recommend(measured(federation(counts, **settings)))
     assert seen.learned_weights == verdict
     for word in words:
         assert word in " ".join(seen.reasons)
 
 
 def test_rounds_without_anybody_are_warned_of() -> None:
-    assert "25 %" in outlook(measured(federation([[2, 2], [2, 2]], participation_probability=0.5))).warnings[0]
-    assert not outlook(measured(federation([[2, 2], [2, 2]], participation_probability=0.9))).warnings
+    assert "25 %" in recommend(measured(federation([[2, 2], [2, 2]], participation_probability=0.5))).warnings[0]
+    assert not recommend(measured(federation([[2, 2], [2, 2]], participation_probability=0.9))).warnings
 
 
 @pytest.mark.parametrize("name", ["digits-label-skew", "digits-compute-skew", "digits-flaky"])
 def test_bundled_federations_where_learned_weights_gain(name: str) -> None:
-    assert outlook(measured(environment(name))).learned_weights == "likely"
+    assert recommend(measured(environment(name))).learned_weights == "likely"
 
 
 def test_the_committed_runs_bear_the_outlook_out() -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedunfold.config import Environment
-from fedunfold.config.template import Draft, suggested
+from fedunfold.config import Client, Environment, ModelSpec
+from fedunfold.config.template import suggest_training, to_commented_toml
+from fedunfold.data.config import NpzSource
+from fedunfold.data.partitions import GivenPartition
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
@@ -20,7 +22,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
     epochs=st.integers(1, 9),
     participation_probability=st.floats(0, 1),
 )
-def test_what_is_drafted_is_what_is_read(
+def test_what_is_written_is_what_is_read(
     name: str,
     path: str,
     classes: list[str],
@@ -30,27 +32,34 @@ def test_what_is_drafted_is_what_is_read(
     participation_probability: float,
 ) -> None:
     """Whatever the names: quotes, signs of TOML and, where they may be, line ends come through."""
-    training = suggested(sizes, features)
+    training = suggest_training(sizes, features)
     keys = [f"site-{k}" for k in range(len(sizes))]
-    draft = Draft(
+    env = Environment(
         name=name,
         description=name,
-        data=path,
-        partition={"kind": "given"},
-        clients=keys,
-        training=training,
-        epochs={keys[0]: epochs},
-        participation_probability={keys[-1]: participation_probability},
-        class_names=classes,
         seed=3,
+        class_names=tuple(classes),
+        data=NpzSource(path=path),
+        partition=GivenPartition(),
+        model=ModelSpec(hidden=training["hidden"]),
+        clients=tuple(
+            Client(
+                key=key,
+                epochs=epochs if key == keys[0] else training["epochs"],
+                participation_probability=participation_probability if key == keys[-1] else 1.0,
+            )
+            for key in keys
+        ),
+        **{field: training[field] for field in ("rounds", "batch_size", "lr")},
     )
-    env = Environment.parse(draft.to_toml(), Path("mine.toml"))
-    assert (env.name, env.description, env.seed) == (name, name, 3)
-    assert env.class_names == tuple(classes)
-    assert env.model_dump()["data"] == {"source": "npz", "path": path}
-    assert (env.rounds, env.batch_size, env.lr) == (training.rounds, training.batch_size, training.lr)
-    assert env.model.hidden == training.hidden
-    assert [client.key for client in env.clients] == keys
-    assert env.clients[0].epochs == epochs
-    assert env.clients[-1].participation_probability == participation_probability
-    assert 4 <= env.batch_size <= 64
+    text = to_commented_toml(env)
+    read = Environment.parse(text, Path("mine.toml"))
+    assert read == env
+    assert (read.name, read.description, read.seed) == (name, name, 3)
+    assert read.class_names == tuple(classes)
+    assert read.model_dump()["data"] == {"source": "npz", "path": path}
+    assert [client.key for client in read.clients] == keys
+    assert read.clients[0].epochs == epochs
+    assert read.clients[-1].participation_probability == participation_probability
+    assert 4 <= read.batch_size <= 64
+    assert text.startswith("# Change what you like") and text.count("[[clients]]") >= len(keys)

@@ -29,6 +29,16 @@ def test_permutations_are_those_of_a_generator_of_their_own(
     assert found.tolist() == rng.generator(seed, purpose, *what).permutation(size).tolist()
 
 
+def test_a_stream_set_to_its_beginning_is_a_fresh_one() -> None:
+    """What numpy's Philox remembers of earlier draws, such as half a number or a filled buffer, must not matter."""
+    keys = [rng.philox_key(0, "minibatches", i) for i in range(3)]
+    for key in (*keys, *reversed(keys)):
+        for size in (1, 7, 1000):
+            fresh = np.random.Generator(np.random.Philox(key=key))
+            assert rng.permutation(size, key).tolist() == fresh.permutation(size).tolist()
+            assert str(rng._own.bits.state) == str(fresh.bit_generator.state)
+
+
 @given(parts=st.lists(st.one_of(st.integers(), st.text())))
 def test_draws_are_named_by_their_json(parts: list[str | int]) -> None:
     assert rng._text(parts) == json.dumps(parts)

@@ -9,21 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedunfold.core.errors import InputError
-from fedunfold.core.task import OuterLoss, cross_entropy, softmax_jacobian_product, squared_error
-
-NAMES = ["path", "sample", "balanced", "final", "final-balanced", "mse"]
+from fedunfold.core.task import cross_entropy, softmax_jacobian_product, squared_error
 
 
 @st.composite
 def scored(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Logits [L, B, C] and labels [L, B]."""
-    lanes, rows, classes = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(2, 5))
-    count = lanes * rows
+    slots, rows, classes = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(2, 5))
+    count = slots * rows
     values = draw(st.lists(st.floats(-30, 30), min_size=count * classes, max_size=count * classes))
     labels = draw(st.lists(st.integers(0, classes - 1), min_size=count, max_size=count))
-    logits = torch.tensor(values, dtype=torch.float64).reshape(lanes, rows, classes)
-    return logits, torch.tensor(labels).reshape(lanes, rows)
+    logits = torch.tensor(values, dtype=torch.float64).reshape(slots, rows, classes)
+    return logits, torch.tensor(labels).reshape(slots, rows)
 
 
 def slope_of(losses: Tensor, logits: Tensor) -> Tensor:
@@ -86,37 +83,3 @@ def test_softmax_jacobian_product(pair: tuple[Tensor, Tensor], seed: int) -> Non
     matrix = torch.diag_embed(s) - s.unsqueeze(-1) * s.unsqueeze(-2)
     expected = (matrix @ v.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(softmax_jacobian_product(s, v), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["balanced", "final-balanced"])
-def test_class_weights_by_hand(name: str) -> None:
-    """20 samples, 4 classes: 20/(4·10), 20/(4·5), none of the third, 20/(4·5)."""
-    counts = torch.tensor([[10, 0, 0, 4], [0, 5, 0, 1]])
-    weights = OuterLoss(name).class_weights(counts)  # type: ignore[arg-type]
-    assert weights is not None
-    assert weights.tolist() == [0.5, 1.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("name", ["path", "sample", "final", "mse"])
-def test_other_losses_weigh_no_classes(name: str) -> None:
-    assert OuterLoss(name).class_weights(torch.tensor([[1, 2]])) is None  # type: ignore[arg-type]
-
-
-def test_the_table() -> None:
-    losses = [OuterLoss(name) for name in NAMES]  # type: ignore[arg-type]
-    assert [loss.name for loss in losses if loss.only_last_layer] == ["final", "final-balanced"]
-    assert [loss.name for loss in losses if not loss.per_epoch] == ["path", "mse"]
-    assert [loss.name for loss in losses if loss.balances_classes] == ["balanced", "final-balanced"]
-
-
-def test_only_mse_is_a_squared_error() -> None:
-    logits, labels = torch.tensor([[0.3, -1.0, 2.0]]), torch.tensor([1])
-    for name in NAMES:
-        expected = squared_error(logits, labels) if name == "mse" else cross_entropy(logits, labels)
-        values = OuterLoss(name).values(logits, labels)  # type: ignore[arg-type]
-        assert all(map(torch.equal, values, expected))
-
-
-def test_unknown_losses_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown outer loss 'mean'; choose one of path, sample"):
-        OuterLoss("mean")  # type: ignore[arg-type]

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from fedunfold.core import threading
-from fedunfold.core.federation import TrainRequest
+from fedunfold.core.messages import TrainRequest
+from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.threading import WORTH_THREADS, threads_for
-from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.engines.simulation.backends.base import StepSums
 from fedunfold.engines.simulation.backends.cpu import CpuTrainer, is_built
-from fedunfold.engines.simulation.backends.torch.local_training import StepSums, TorchTrainer
-from fedunfold.local.optimizers import LocalOptimizer, momentum, sgd
+from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
+from fedunfold.local import momentum, sgd
 from fedunfold.rules import size
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import simulated, tiny
@@ -45,25 +46,24 @@ def test_the_count_comes_back_after_an_error(two_threads: None) -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(("update", "expected"), [(sgd(), 1), (momentum(), 2)])
+@pytest.mark.parametrize(("optimizer", "expected"), [(sgd(), 1), (momentum(), 2)])
 def test_compiled_code_works_while_torchs_threads_sleep(
-    update: LocalOptimizer, expected: int, two_threads: None, monkeypatch: pytest.MonkeyPatch
+    optimizer: LocalOptimizer, expected: int, two_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_built():
-        pytest.skip("the compiled walk was not built, or is for other processors")
+        pytest.skip("the compiled code was not built, or is for other processors")
     seen = set()
     for kind in (CpuTrainer, TorchTrainer):
 
-        def forward(walk: Any, start: Tensor, tally: StepSums, made: Any = kind.forward) -> Tensor:
+        def forward(trainer: Any, start: Tensor, sums: StepSums, made: Any = kind.forward) -> Tensor:
             seen.add(torch.get_num_threads())
-            return made(walk, start, tally)  # type: ignore[no-any-return]
+            return made(trainer, start, sums)  # type: ignore[no-any-return]
 
         monkeypatch.setattr(kind, "forward", forward)
-    monkeypatch.setattr(SimulatedFederation, "step_size", 1)
     federation = simulated(tiny())
-    request = TrainRequest("a", 0, federation.initial_model("a"), update)
+    request = TrainRequest("a", 0, federation.initial_model("a"), optimizer)
     monkeypatch.setattr(threading, "WORTH_THREADS", 1)
-    federation.train(request)
+    federation.train([request])
     assert seen == {expected}
 
 

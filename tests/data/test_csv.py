@@ -1,6 +1,7 @@
 """CSV files in, arrays by client out."""
 
 import csv
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.data.importers.csv import CsvSheet, Table, TableFolder, guessed_label
+from fedunfold.data.importers.csv import CsvTable, Table, TableFolder, guess_label
+from fedunfold.data.importers.export import write_npz
 from fedunfold.data.importers.imported import ImportedData, client_keys
 from fedunfold.data.importers.tabular import encode
+
+pytest.importorskip("pandas", reason="the extra 'tables' is not installed")
 
 Row = dict[str, Any]
 COLOURS = ("red", "light, blue", 'the "other"', "grün\nor so")
@@ -37,12 +41,12 @@ FIRST = [  # every column has a value and every class a row, whatever is drawn
 ]
 
 
-def write(path: Path, rows: list[Row], columns: list[str]) -> CsvSheet:
+def write(path: Path, rows: list[Row], columns: list[str]) -> CsvTable:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
-    return CsvSheet(path)
+    return CsvTable(path)
 
 
 def expected(made: ImportedData, row: Row) -> tuple[float, ...]:
@@ -114,7 +118,7 @@ def folder(tmp_path: Path, **files: str) -> Path:
 
 
 def made(tmp_path: Path, label: str = "y", test: float = 0.5, **options: Any) -> ImportedData:
-    found = TableFolder.listed(tmp_path)
+    found = TableFolder.scan(tmp_path)
     return encode(found.clients, found.test or test, label, **options)
 
 
@@ -160,6 +164,23 @@ def test_semicolons_tabs_marks_and_blank_lines(tmp_path: Path) -> None:
     assert found.clients["b"][0].tolist() == [[5, 6], [7, 8]]
 
 
+@pytest.mark.parametrize("cells", [1 << 20, 3])
+def test_a_text_anywhere_makes_texts_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    """As they were written, though another client's cells could be read as numbers or truth values."""
+    monkeypatch.setattr("fedunfold.data.importers.csv.BLOCK_CELLS", cells)
+    folder(tmp_path, a="v,w,y\n1,TRUE,a\n02,true,b\n", b="v,w,y\nx, True ,a\n1.0,null ,b\n", test="v,w,y\n1,True,a\n")
+    found = made(tmp_path)
+    assert found.recipe is not None
+    texts = [(entry["column"], entry["is"]) for entry in found.recipe["features"]]
+    assert texts == [
+        *(("v", text) for text in ("02", "1", "1.0", "x")),
+        *(("w", text) for text in ("TRUE", "True", "true")),
+    ]
+    assert found.clients["a"][0].tolist() == [[0, 1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1]]
+    assert found.clients["b"][0].tolist() == [[0, 0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 0, 0]]
+    assert found.test[0].tolist() == [[0, 1, 0, 0, 0, 1, 0]]
+
+
 def test_large_offsets_keep_their_digits(tmp_path: Path) -> None:
     """Seconds since 1970 differ in their last digits, which float32 has not."""
     folder(tmp_path, a="t,y\n1700000000,a\n1700000001,b\n", test="t,y\n1700000001,a\n")
@@ -186,9 +207,9 @@ def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
         ({"a": "v,y\n1,a\n", "b": "w,y\n1,b\n"}, ("b.csv", "column v", "a.csv")),
         ({"a": "v,y\n1,a\n2,\n"}, ("a.csv, line 3", "label column y")),
         ({"a": "v,y\n1,a\n2,a\n"}, ("column y", "only the value a")),
-        ({"a": "v,y\n1,0.5\n2,0.7\n"}, ("a.csv, line 2", "measurement", "--label")),
+        ({"a": "v,y\n1,0.5\n2,0.7\n"}, ("a.csv, line 2", "measurement", "`label`")),
         ({"a": "v,y\n1,a\ninf,b\n"}, ("a.csv, line 3, column v", "inf")),
-        ({"a": "v,y\n,a\n,b\n"}, ("column v", "--drop v")),
+        ({"a": "v,y\n,a\n,b\n"}, ("column v", "`drop`")),
         ({"a": 'v,y\n1,a\n"2,b\n'}, ("a.csv", "line")),
         ({"a": "v,y\n1,a\n2,b\n", "test": "v,y\n1,c\n"}, ("test.csv, line 2", "'c'")),
         ({"a": "v,y\n1,a\n2,b\n", "test": "v,y\nx,a\n"}, ("test.csv, line 2, column v", "'x'")),
@@ -196,10 +217,10 @@ def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
         ({"a": "v;y\n1,5;a\n2;b\n"}, ("column v", "decimal commas")),
         ({"a": "v,y\n1e39,a\n2,b\n", "test": "v,y\n1,a\n"}, ("column v", "unit")),
         ({"a": "y\na\nb\n"}, ("a.csv", "no column but the label")),
-        ({"a": "v,y\n1,a\n2,b\n"}, ("--test", "fraction")),
+        ({"a": "v,y\n1,a\n2,b\n"}, ("`test`: ", "fraction")),
         (
             {"a": "n,y\n" + "".join(f"name {i},{i % 2}\n" for i in range(101))},
-            ("column n", "a.csv, line 2", "--drop n"),
+            ("column n", "a.csv, line 2", "`drop`", "FEDUNFOLD_MAX_TABLE_TEXTS"),
         ),
         ({"a": "v,y\n" + "".join(f"1,{i}\n" for i in range(1001))}, ("a.csv, line 1002", "column y", "1000")),
     ],
@@ -216,10 +237,10 @@ def test_refusals_say_where(tmp_path: Path, files: dict[str, str], words: tuple[
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"label": "z"}, ("--label", "a.csv", "z", "v, y")),
-        ({"drop": ["z"]}, ("--drop", "z")),
-        ({"drop": ["y"]}, ("--drop", "y", "label")),
-        ({"test": 1.5}, ("--test", "1.5")),
+        ({"label": "z"}, ("`label`: ", "a.csv", "z", "v, y")),
+        ({"drop": ["z"]}, ("`drop`: ", "z")),
+        ({"drop": ["y"]}, ("`drop`: ", "y", "label")),
+        ({"test": 1.5}, ("`test`: ", "1.5")),
     ],
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -248,7 +269,7 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 
 def test_a_file_without_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.data.importers.csv.LONGEST_LINE", 64)
+    monkeypatch.setenv("FEDUNFOLD_MAX_LINE_BYTES", "64")
     folder(tmp_path, a="v,y\n1,a\n" + "x" * 100)
     with pytest.raises(InputError, match=r"a\.csv, line 3"):
         made(tmp_path)
@@ -256,10 +277,34 @@ def test_a_file_without_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("text", ["v,y\n1,a\n2,b\n3,a\n", "v,y\nred,a\nblue,b\n"])
 def test_too_much_for_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("fedunfold.data.importers.tabular.MOST_NUMBERS", 2)
+    monkeypatch.setenv("FEDUNFOLD_MAX_TABLE_NUMBERS", "2")
     folder(tmp_path, a=text)
     with pytest.raises(InputError, match=r"\.npz"):
         made(tmp_path)
+
+
+def test_without_pandas_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path, a="v,y\n1,a\n2,b\n")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match=r"^tables need pandas; run: pip install 'fedunfold\[tables\]'$"):
+        made(tmp_path)
+
+
+def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
+    """In blocks of any size, and whatever the bits of a decimal."""
+    (tmp_path / "sites").mkdir()
+    stream = np.random.default_rng(0)
+    rows = "".join(
+        f"{value!r},{'uvw'[i % 3]},{'ab'[i % 2]}\n" for i, value in enumerate(stream.normal(size=40).tolist())
+    )
+    folder(tmp_path / "sites", a="v,w,y\n" + rows, b="v,w,y\n" + rows)
+    written = []
+    for cells in (1 << 20, 7):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("fedunfold.data.importers.csv.BLOCK_CELLS", cells)
+            write_npz(tmp_path / "made.npz", made(tmp_path / "sites", test=0.25))
+        written.append((tmp_path / "made.npz").read_bytes())
+    assert written[0] == written[1]
 
 
 def test_names_make_keys() -> None:
@@ -276,5 +321,5 @@ def test_names_make_keys() -> None:
 
 
 def test_label_is_guessed() -> None:
-    assert guessed_label(["y", "Label"]) == "Label"
-    assert guessed_label(["a", "b"]) == "b"
+    assert guess_label(["y", "Label"]) == "Label"
+    assert guess_label(["a", "b"]) == "b"

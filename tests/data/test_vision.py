@@ -21,8 +21,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.data.vision import load_features
 from fedunfold.data.vision.backbone import Backbone
 from fedunfold.data.vision.extraction import Extraction, extract
-from fedunfold.data.vision.preprocessing import Preprocessing
-from tests.support.vision import PREPROCESSOR, READABLE, SKIPPED, image_folder, one_line, picture, tiny_vit
+from tests.support.vision import READABLE, SKIPPED, image_folder, one_line, picture, tiny_vit
 
 DOGS = Path(os.environ.get("FEDUNFOLD_DATA") or "no-data-folder") / "dogs_deit_tiny.npz"
 needs_transformers = pytest.mark.skipif(
@@ -148,51 +147,23 @@ def test_images_are_turned_as_they_are_seen(tmp_path: Path) -> None:
 
 @needs_transformers
 @pytest.mark.parametrize(
-    ("processor", "config"),
+    "change",
     [
-        ("ViT", PREPROCESSOR),
-        ("ViT", {"size": 32, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}),
-        ("ViT", {"size": 20, "do_normalize": False, "do_rescale": False}),
-        ("DeiT", {"size": 40, "crop_size": 33, "do_center_crop": True, "resample": 3}),
-        (
-            "DeiT",
-            {"size": {"height": 20, "width": 51}, "crop_size": 33, "do_center_crop": True, "resample": 2},
-        ),
-        ("Bit", {"size": {"shortest_edge": 37}, "crop_size": {"height": 30, "width": 32}, "resample": 3}),
+        {"size": {"shortest_edge": 32}},
+        {"size": {"height": 32}},
+        {"size": 0},
+        {"do_resize": False},
+        {"image_std": [0.5, 0.5, 0]},
+        {"image_mean": [0.5]},
+        {"resample": 9},
+        {"image_processor_type": "Bit", "do_center_crop": True, "crop_size": {"shortest_edge": 3}},
     ],
 )
-@pytest.mark.parametrize("shape", [(40, 30), (31, 77), (16, 16)])
-def test_preprocessing_is_that_of_transformers(processor: str, config: dict[str, Any], shape: tuple[int, int]) -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    theirs = getattr(transformers, f"{processor}ImageProcessorPil").from_dict(config)
-    whole = {name: value for name, value in theirs.to_dict().items() if value is not None}
-    image = picture(0, width=shape[0], height=shape[1])
-    expected = theirs(images=image, return_tensors="np")["pixel_values"][0]
-    pixels = Preprocessing.from_config(whole, "here")(image)
-    assert pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels, expected, atol=1e-5)
-    if processor == "ViT":  # what such a file leaves out has the same default
-        assert np.array_equal(pixels, Preprocessing.from_config(config, "here")(image))
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"do_pad": True}, "do_pad"),
-        ({"size": {"shortest_edge": 32}}, "size"),
-        ({"size": {"height": 32}}, "shortest_edge"),
-        ({"size": 0}, "size.height"),
-        ({"do_resize": False}, "size"),
-        ({"image_std": [0.5, 0.5, 0]}, "image_std"),
-        ({"image_mean": [0.5]}, "image_mean"),
-        ({"resample": 9}, "resample"),
-        ({"do_center_crop": True, "crop_size": {"shortest_edge": 3}}, "crop_size"),
-    ],
-)
-def test_preprocessing_that_cannot_be_followed(change: dict[str, Any], named: str) -> None:
+def test_preprocessing_that_makes_no_batch(tmp_path: Path, change: dict[str, Any]) -> None:
+    model = tiny_vit(tmp_path / "model", **change)
     with pytest.raises(InputError) as caught:
-        Preprocessing.from_config(PREPROCESSOR | change, "model m")
-    one_line(caught, "model m", "preprocessor_config.json", named)
+        Backbone.load(str(model), torch.device("cpu"))
+    one_line(caught, f"model {model}", "preprocessor_config.json")
 
 
 # --- stopping and going on ---
@@ -278,11 +249,11 @@ def test_partial_results_of_another_run_are_not_mixed_in(tmp_path: Path, vit: Pa
     other = tiny_vit(tmp_path / "elsewhere" / vit.name, seed=1)  # of the same name
     with pytest.raises(InputError) as caught:
         extract(folder, out, model=str(other))
-    one_line(caught, partial, "backbone differs", "--again")
+    one_line(caught, partial, "backbone differs", "again")
     picture(9).save(folder / "cow/new.png")
     with pytest.raises(InputError) as caught:
         extract(folder, out, model=str(vit))
-    one_line(caught, partial, "images differs", "--again")
+    one_line(caught, partial, "images differs", "again")
     assert extract(folder, out, model=str(other), again=True).resumed == 0
     assert [path.name for path in partial.iterdir()] == ["mine.txt"]
 
@@ -315,7 +286,7 @@ def test_a_finished_file_of_something_else_is_not_taken_for_it(tmp_path: Path, v
     def refused(reason: str, **changes: Any) -> None:
         with pytest.raises(InputError) as caught:
             extract(folder, out, **({"model": str(vit)} | changes))
-        one_line(caught, out, reason, "--again")
+        one_line(caught, out, reason, "again")
 
     extract(folder, out, model=str(vit))
     refused("tiny-vit", model="some/other")

@@ -8,6 +8,7 @@ listed below with the reason.
 
 import importlib.util
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -17,15 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 
 import fedunfold as fu
 from fedunfold.cli import main
 from fedunfold.cli.app import app
+from fedunfold.core.parts import AGGREGATORS, CLIENT_SAMPLERS, LOCAL_OPTIMIZERS, OUTER_LOSSES, SERVER_OPTIMIZERS
+from fedunfold.core.registry import Registry
+from fedunfold.rules import RULES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -35,11 +38,10 @@ PAGES = [
 ONLY_READ = {
     "data features": "needs a folder of images and a backbone",
     "reproduce": "takes minutes to hours",
-    "bench": "takes minutes, and a loaded machine makes it worthless",
     "learn digits-label-skew --device cuda": "needs a GPU",
     "compare mnist-2": "needs MNIST and a GPU",
 }
-OWN_TEST = {"docs/own-data.md": "tests/test_own_data_page.py, beside the files it needs"}
+OWN_TEST = {"docs/own-data.md": "tests/docs/test_own_data_page.py, beside the files it needs"}
 MINE = ("fedunfold env show digits-flaky > mine.toml", "fedunfold learn mine.toml --out runs/mine")
 GIVEN = {"docs/resuming.md": MINE, "docs/robustness.md": MINE}
 """What a page takes for granted."""
@@ -49,6 +51,14 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^ {4,}\S.*\n)+", re.MULTILINE)
 COMMAND = re.compile(r"^\s*(fedunfold .*?)(?:\s+#.*)?$", re.MULTILINE)
 ROOT_COMMAND: Any = typer.main.get_command(app)
+REGISTRIES: list[Registry[Any]] = [
+    RULES,
+    SERVER_OPTIMIZERS,
+    LOCAL_OPTIMIZERS,
+    AGGREGATORS,
+    OUTER_LOSSES,
+    CLIENT_SAMPLERS,
+]
 
 
 def name_of(page: Path) -> str:
@@ -97,6 +107,22 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def parts_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after it."""
+    for registry in REGISTRIES:
+        registry.names()  # so that the package's own are there
+        monkeypatch.setattr(registry, "_own", dict(registry._own))
+
+
+def test_the_page_about_parts_names_every_kind_of_them() -> None:
+    text = text_of(ROOT / "docs" / "extending.md")
+    for registry in REGISTRIES:
+        assert text.count(f"`{registry.group}`") == 1
+        assert f'[project.entry-points."{registry.group}"]' in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=name_of)
 def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needed = NEEDS.get(name_of(page))
@@ -105,11 +131,15 @@ def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None
     namespace: dict[str, object] = {"__name__": "page"}
     for block in python_blocks(page):
         exec(compile(re.sub(r"trials=\d+", "trials=1", block), name_of(page), "exec"), namespace)  # noqa: S102  (our own page)
-    if page.name == "README.md":
+    if page == ROOT / "README.md":
+        assert Path("weights.safetensors").is_file()
+        assert re.search(r"learned +1 +\d+\.\d", capsys.readouterr().out)
+    if page.name == "tutorial.md":
         assert {path.name for path in Path().iterdir()} >= {"weights.safetensors", "weights.png"}
         assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p) and name_of(p) not in OWN_TEST], ids=name_of)
 def test_command_lines(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (*GIVEN.get(name_of(page), ()), *command_lines(page)):
@@ -133,7 +163,7 @@ def test_every_exception_is_needed() -> None:
         assert any(line.startswith(beginning) for line in lines), beginning
 
 
-def commands_below(command: Any) -> Iterator[click.Command]:
+def commands_below(command: Any) -> Iterator[Any]:
     for inner in command.commands.values():
         if hasattr(inner, "commands"):
             yield from commands_below(inner)
@@ -142,14 +172,14 @@ def commands_below(command: Any) -> Iterator[click.Command]:
 
 
 @pytest.mark.parametrize("command", list(commands_below(ROOT_COMMAND)), ids=lambda command: str(command.name))
-def test_examples_of_the_help_are_understood(command: click.Command) -> None:
+def test_examples_of_the_help_are_understood(command: Any) -> None:
     assert command.epilog is not None
     parsed(shlex.split(command.epilog.removeprefix("Example: fedunfold ").partition(" > ")[0]))
 
 
 def test_a_wrong_option_is_not_understood() -> None:
     for wrong in ("learn mine.toml --iteration 3", "compare mine.toml --trials many", "env shows x", "learn"):
-        with pytest.raises((click.UsageError, SystemExit)):
+        with pytest.raises((typer.BadParameter.__mro__[1], SystemExit)):  # UsageError, of click or of typer's own
             parsed(shlex.split(wrong))
 
 
@@ -177,18 +207,35 @@ def test_what_is_named_beside_the_commands_exists() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    shown = re.findall(r"^::: ([\w.]+)", text_of(ROOT / "docs" / "reference" / "python.md"), re.MULTILINE)
-    assert {path.rpartition(".")[2] for path in shown} >= set(fu.__all__) - {"__version__", "plot"}
+    """By the object, because a part's class has another name than its constructor."""
+    text = text_of(ROOT / "docs" / "reference" / "python.md")
+    paths = [path for path in re.findall(r"^::: ([\w.]+)", text, re.MULTILINE) if ".flower." not in path]
+    shown = [pkgutil.resolve_name(path) for path in paths]
+    for name in set(fu.__all__) - {"__version__", "plot"}:
+        assert any(getattr(fu, name) is found for found in shown), name
 
 
 def test_numbers_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "hooks"))
     from numbers_of_runs import filled
 
-    page = text_of(ROOT / "docs" / "when.md")
-    assert "| dogs-b |" in page
-    assert filled(page) == page
-    assert filled(page.replace("| mnist-2 |", "| mnist-9 |")) == page
+    for page in (text_of(ROOT / "docs" / "when.md"), text_of(ROOT / "README.md")):
+        assert "| dogs-b |" in page
+        assert filled(page) == page
+        assert filled(page.replace("| mnist-2 |", "| mnist-9 |")) == page
+
+
+def test_the_readme_is_at_most_two_screens() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 90
+
+
+def test_pages_have_the_words_of_the_field() -> None:
+    """Generated pages have the words of their generators."""
+    own = re.compile(r"\bwalk|\blanes?\b|\bset aside\b|\bway back\b|\bgo(?:es|ing)? on\b|\bmend\b|\bput together\b")
+    generated = {"benchmarks.md", "gpu-times.md", "schedules.md", "licences.md"}
+    for page in PAGES:
+        found = [] if page.name in generated else own.findall(text_of(page))
+        assert not found, f"{name_of(page)}: {found}"
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -198,6 +245,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("the extra 'docs' is not installed")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-NOTEBOOKS = sorted((HERE.parent / "examples").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -27,10 +27,11 @@ def test_outputs_are_cleared(path: Path) -> None:
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     target = tmp_path / path.name
-    command = [sys.executable, str(HERE / "run_notebook.py"), str(path), str(target)]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "run_notebook.py"), str(path), str(target)]
     home = {"IPYTHONDIR": str(tmp_path / "ipython"), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
     ended = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -11,7 +11,7 @@ import pytest
 from fedunfold.cli import main
 from tests.support import sites
 
-PAGE = Path(__file__).parent.parent / "docs" / "own-data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 COMMANDS = re.findall(r"^    fedunfold ([^\n]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

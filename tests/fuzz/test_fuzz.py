@@ -21,6 +21,7 @@ def test_what_is_valid_is_understood(name: str) -> None:
         assert understood != file.name.startswith("refused"), file
 
 
+@pytest.mark.slow
 def test_what_is_not_is_refused_in_one_line_without_harm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--cases", str(200 * len(NAMES)), "--failures", str(tmp_path)]
     ended = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)

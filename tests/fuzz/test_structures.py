@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.config import Environment
-from fedunfold.core.errors import LONGEST, InputError
+from fedunfold.core.errors import MAX_CHARACTERS, InputError
+from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS
+from fedunfold.core.registry import Registry
 from fedunfold.io.limits import CLIENTS
-from fedunfold.training.methods import RULES, SERVERS, UPDATES, changed, method, part
+from fedunfold.rules.rule import RULES
+from fedunfold.training.methods import changed, method
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=9))
 VALUES = st.recursive(
@@ -34,9 +37,9 @@ def test_any_value_in_any_field_is_valid_or_refused(field: str, value: Any) -> N
         env = Environment(**{**FIELDS, field: value})
     except InputError as error:
         assert str(error).isprintable()
-        assert len(str(error)) <= LONGEST + 100
+        assert len(str(error)) <= MAX_CHARACTERS + 100
     else:
-        assert 1 <= len(env.clients) <= CLIENTS.most
+        assert 1 <= len(env.clients) <= CLIENTS.value
 
 
 def test_a_number_too_long_to_print_is_refused_in_a_line() -> None:
@@ -46,17 +49,17 @@ def test_a_number_too_long_to_print_is_refused_in_a_line() -> None:
 
 
 @given(
-    st.sampled_from([("update", UPDATES), ("server", SERVERS), ("rule", RULES)]),
+    st.sampled_from([LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS, RULES, AGGREGATORS]),
     st.one_of(st.text(), st.from_regex(r"[a-z-]{1,9}(:[a-z0-9]{1,5}=[-+.a-z0-9]{0,8}){0,2}", fullmatch=True)),
 )
-def test_any_description_of_a_part_is_one_or_refused(kind: tuple[str, Any], text: str) -> None:
+def test_any_description_of_a_part_is_one_or_refused(parts: Registry[Any], text: str) -> None:
     try:
-        part(kind[0], text, kind[1])
+        parts.parse(text)
     except InputError as error:
         assert str(error).isprintable()
 
 
-@given(st.sampled_from(["update", "rule", "server", "absent"]), st.text())
+@given(st.sampled_from(["local", "rule", "server", "absent", "filter", "aggregator"]), st.text())
 def test_any_change_of_a_method_is_one_or_refused(which: str, text: str) -> None:
     try:
         changed(method("fedavg"), **{which: text})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import WriteError
 from fedunfold.io.atomic import remove_stale_temp_files, write_atomically
 
 
@@ -57,7 +57,7 @@ def test_a_full_disk_is_told_and_leaves_everything_as_it_was(tmp_path: Path) -> 
     def fail(temporary: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(InputError, match="No space left on device") as caught:
+    with pytest.raises(WriteError, match="No space left on device") as caught:
         write_atomically(path, fail)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def test_a_full_disk_is_told_and_leaves_everything_as_it_was(tmp_path: Path) -> 
 def test_a_place_that_is_no_folder(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("in the way")
     path = tmp_path / "file" / below
-    with pytest.raises(InputError, match="cannot write") as caught:
+    with pytest.raises(WriteError, match="cannot write") as caught:
         write(path, "words")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -78,7 +78,7 @@ def test_a_place_that_is_no_folder(tmp_path: Path, below: str) -> None:
 
 def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "weights.txt").mkdir()
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(WriteError, match="cannot write"):
         write(tmp_path / "weights.txt", "words")
     assert [path.name for path in tmp_path.iterdir()] == ["weights.txt"]
 

@@ -63,7 +63,7 @@ def test_a_damaged_one_never_takes_the_place_of_the_one_before(
     save(kept, 2)
     damage(kept.path)
     assert kept.load(value) == 1
-    assert "kept.safetensors is damaged; going on from the one before it" in caplog.text
+    assert "kept.safetensors is damaged; resuming from the one before it" in caplog.text
     save(kept, 1.5)
     damage(kept.path)
     assert kept.load(value) == 1

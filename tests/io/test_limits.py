@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from fedunfold.config import Environment, ModelSpec
+from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import model_factory
 from fedunfold.data.npz import read_npz
 from fedunfold.data.vision.files import METADATA, load_features, read_about
 from fedunfold.io import limits
-from fedunfold.io.atomic import read_json
+from fedunfold.io.atomic import parse_toml, read_json
 from fedunfold.io.checkpoint import Checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.reader import list_files, read_settings
@@ -28,6 +28,7 @@ from fedunfold.studies.records import StudyRecords
 from fedunfold.training.state import load_states
 from fedunfold.unfolding.state import Progress
 
+LIMITS = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
 FIELDS: dict[str, Any] = {
     "name": "mine",
     "rounds": 3,
@@ -84,6 +85,24 @@ def test_a_model_too_large_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: model_factory(spec, (4,), 3), "model.hidden", "8100810003", "FEDUNFOLD_MAX_PARAMETERS")
     monkeypatch.setenv("FEDUNFOLD_MAX_PARAMETERS", "9000000000")
     model_factory(spec, (4,), 3)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
+def test_every_limit_is_raised_by_its_variable(limit: limits.Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(limits, limit.name) is limit, "it is called as its variable is"
+    over = limit.default + 1
+    assert limit.check(limit.default) == limit.default
+    refused(lambda: limit.check(over, "mine: "), "mine: ", over, limit.default, limit.unit, limit.variable)
+    monkeypatch.setenv(f"FEDUNFOLD_MAX_{limit.name}", str(over))
+    assert limit.check(over) == limit.value == over
+    refused(lambda: limit.check(over + 1), over + 1, limit.variable)
+
+
+def test_a_dotted_name_can_have_more_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ".".join("abcdefghijklmnopqrstu")
+    refused(lambda: parse_toml(f"{name} = 1"), "dotted name", "FEDUNFOLD_MAX_NAME_PARTS")
+    monkeypatch.setenv("FEDUNFOLD_MAX_NAME_PARTS", "21")
+    assert list(parse_toml(f"{name} = 1")) == ["a"]
 
 
 def test_a_limit_is_raised_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

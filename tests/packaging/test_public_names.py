@@ -56,8 +56,8 @@ def test_records_are_long_form(table: fu.Comparison) -> None:
 def test_learned_weights_are_shown_by_client(learned: fu.LearnedWeights) -> None:
     assert repr(learned) == "LearnedWeights(rounds=2, clients=5, iterations=1)"
     shown = learned._repr_html_()
-    assert shown.count("<tr>") == 1 + len(learned.keys)
-    assert all(key in shown for key in learned.keys)
+    assert shown.count("<tr>") == 1 + len(learned.client_ids)
+    assert all(key in shown for key in learned.client_ids)
 
 
 def test_names_from_outside_stay_text_in_html() -> None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 pytest.importorskip("plotly", reason="the report needs plotly (extra report)")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("FEDUNFOLD_CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; FEDUNFOLD_CHROMIUM can name one")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; FEDUNFOLD_CHROMIUM can name one"),
+]
 
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),

@@ -6,7 +6,7 @@ import torch
 
 from fedunfold.core.errors import InputError
 from fedunfold.rules import fixed
-from tests.support.reports import report
+from tests.support.reports import report, weigh
 
 ROWS = [[0.5, 0.5], [1.0, 0.0]]
 
@@ -14,34 +14,34 @@ ROWS = [[0.5, 0.5], [1.0, 0.0]]
 @pytest.mark.parametrize("matrix", [ROWS, np.array(ROWS), np.array(ROWS, dtype=np.float32), torch.tensor(ROWS)])
 def test_one_row_a_round(matrix: Any) -> None:
     mine = fixed(matrix)
-    assert mine(report([1, 9]), None)[0].tolist() == [0.5, 0.5]
-    assert mine(report([1, 9], round=1), None)[0].tolist() == [1.0, 0.0]
+    assert weigh(mine, report([1, 9]))[0].tolist() == [0.5, 0.5]
+    assert weigh(mine, report([1, 9], round=1))[0].tolist() == [1.0, 0.0]
 
 
 def test_the_matrix_is_copied() -> None:
     matrix = np.array(ROWS)
     mine = fixed(matrix, name="learned elsewhere")
     matrix[0] = 7
-    weights, _ = mine(report([1, 1]), None)
+    weights, _ = weigh(mine, report([1, 1]), None)
     assert weights.tolist() == [0.5, 0.5]
     weights[0] = 7
-    assert mine(report([1, 1]), None)[0].tolist() == [0.5, 0.5]
+    assert weigh(mine, report([1, 1]))[0].tolist() == [0.5, 0.5]
     assert mine.name == "learned elsewhere"
 
 
 def test_single_precision_rows_are_near_enough() -> None:
     thirds = torch.full((1, 3), 1 / 3)
-    assert fixed(thirds)(report([1, 1, 1]), None)[0].tolist() == thirds[0].double().tolist()
+    assert weigh(fixed(thirds), report([1, 1, 1]))[0].tolist() == thirds[0].double().tolist()
 
 
 def test_a_round_beyond_the_last_row_is_refused() -> None:
     with pytest.raises(InputError, match=r"have 2 rows and none for round 2 .* run at most 2 rounds"):
-        fixed(ROWS)(report([1, 1], round=2), None)
+        weigh(fixed(ROWS), report([1, 1], round=2), None)
 
 
 def test_another_number_of_clients_is_refused() -> None:
     with pytest.raises(InputError, match="have 2 columns, but the federation has 3 clients"):
-        fixed(ROWS)(report([1, 1, 1]), None)
+        weigh(fixed(ROWS), report([1, 1, 1]), None)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedunfold.core.federation import ClientUpdates
+from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules import Rule, dr, fedadp, fedfa, size, uniform
-from tests.support.reports import report
+from tests.support.reports import report, weigh
 
 RULES = [
     size(),
@@ -32,7 +32,7 @@ RULES = [
 class Answer:
     """What one client would report in one round."""
 
-    present: bool
+    participated: bool
     loss: float
     accuracy: float
     gradient: tuple[float, ...]
@@ -41,7 +41,7 @@ class Answer:
 def answers(losses: st.SearchStrategy[float], coordinates: st.SearchStrategy[float]) -> st.SearchStrategy[Answer]:
     return st.builds(
         Answer,
-        present=st.booleans(),
+        participated=st.booleans(),
         loss=losses,
         accuracy=st.integers(0, 50).map(lambda hits: hits / 50),
         gradient=st.tuples(coordinates, coordinates),
@@ -75,18 +75,18 @@ def weights_over_rounds(
     state, weights = None, []
     for t, row in enumerate(rounds):
         listed = [row[k] for k in order]
-        vectors = [answer.gradient for answer in listed if answer.present]
+        vectors = [answer.gradient for answer in listed if answer.participated]
         here: ClientUpdates = report(
             [sizes[k] for k in order],
             round=t,
-            keys=[f"client-{k}" for k in order],
-            present=[answer.present for answer in listed],
+            client_ids=[f"client-{k}" for k in order],
+            participated=[answer.participated for answer in listed],
             loss=[answer.loss for answer in listed],
             start_loss=[answer.loss for answer in listed],
-            accuracy=[answer.accuracy if answer.present else math.nan for answer in listed],
+            accuracy=[answer.accuracy if answer.participated else math.nan for answer in listed],
             gradients=torch.tensor(vectors, dtype=dtype).reshape(-1, 2),
         )
-        theta, state = rule(here, state)
+        theta, state = weigh(rule, here, state)
         weights.append(theta)
     return weights
 
@@ -120,11 +120,11 @@ def test_listing_the_clients_otherwise_lists_the_weights_otherwise(
 @pytest.mark.parametrize("rule", [fedadp(), fedfa()], ids=lambda rule: rule.name)
 @settings(deadline=None)  # the first call into torch is slow
 @given(run=runs(tame))
-def test_absent_clients_get_nothing_while_someone_is_present(
+def test_absent_clients_get_nothing_while_someone_participates(
     rule: Rule, run: tuple[list[int], list[list[Answer]]]
 ) -> None:
     sizes, rounds = run
     thetas = weights_over_rounds(rule, sizes, rounds, range(len(sizes)), torch.float64)
     for theta, row in zip(thetas, rounds, strict=True):
-        if any(answer.present for answer in row):
-            assert all(answer.present or weight == 0 for weight, answer in zip(theta, row, strict=True))
+        if any(answer.participated for answer in row):
+            assert all(answer.participated or weight == 0 for weight, answer in zip(theta, row, strict=True))

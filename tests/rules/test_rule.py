@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, Need
-from fedunfold.rules import Rule, WeightingRule, as_rule, dr, fedadp, fixed, reported, rule, size, uniform
-from tests.support.reports import report
+from fedunfold.core.messages import ClientUpdates, Metric
+from fedunfold.core.parts import RoundDecision
+from fedunfold.rules import Rule, WeightingRule, as_rule, dr, fedadp, fixed, rule, size, uniform
+from fedunfold.rules.rule import decide
+from tests.support.reports import report, weigh
 
 
 def answering(answer: Any) -> Rule:
@@ -18,7 +20,7 @@ def answering(answer: Any) -> Rule:
 
 
 def test_weights_come_back_as_float64_on_the_cpu_with_the_state() -> None:
-    weights, state = answering((torch.tensor([0.25, 0.75], requires_grad=True), "kept"))(report([1, 1]), None)
+    weights, state = weigh(answering((torch.tensor([0.25, 0.75], requires_grad=True), "kept")), report([1, 1]), None)
     assert weights.dtype == torch.float64
     assert not weights.requires_grad
     assert weights.tolist() == [0.25, 0.75]
@@ -39,23 +41,59 @@ def test_weights_come_back_as_float64_on_the_cpu_with_the_state() -> None:
 )
 def test_weights_off_the_simplex_are_refused(weights: Tensor | None, message: str) -> None:
     with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
-        answering((weights, None))(report([1, 1], round=4), None)
+        weigh(answering((weights, None)), report([1, 1], round=4), None)
+
+
+def test_a_decision_comes_back_checked() -> None:
+    decision, state = answering((RoundDecision(torch.tensor([0.25, 0.75]), 2, 0), "state"))(report([1, 1]), None)
+    assert isinstance(decision, RoundDecision)
+    assert decision.weights.dtype == torch.float64
+    assert decision.weights.tolist() == [0.25, 0.75]
+    assert (decision.step, decision.momentum, state) == (2.0, 0.0, "state")
+    assert isinstance(decision.step, float) and isinstance(decision.momentum, float)
+
+
+def test_weights_alone_are_a_decision_for_a_plain_step() -> None:
+    decision, _ = decide(uniform(), report([1, 1]), None)
+    assert decision.weights.tolist() == [0.5, 0.5]
+    assert (decision.step, decision.momentum) == (1.0, 0.0)
+    given = RoundDecision(torch.tensor([1.0, 0.0]), 0.5, 0.9)
+    assert decide(answering((given, None)), report([1, 1]), None)[0].momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("weights", "step", "momentum", "message"),
+    [
+        ([0.5, 0.5], -0.1, 0.0, "a finite step >= 0 and a momentum of at least 0 and below 1, not -0.1 and 0.0"),
+        ([0.5, 0.5], float("nan"), 0.0, "not nan and 0.0"),
+        ([0.5, 0.5], float("inf"), 0.0, "not inf and 0.0"),
+        ([0.5, 0.5], 1.0, 1.0, "not 1.0 and 1.0"),
+        ([0.5, 0.5], 1.0, -0.1, "not 1.0 and -0.1"),
+        ([0.5, 0.5], 1.0, float("nan"), "not 1.0 and nan"),
+        ([0.5, 0.6], 1.0, 0.0, "sum to 1.1"),
+        ([1.0], 1.0, 0.0, "one weight for each of the 2 clients"),
+    ],
+)
+def test_decisions_out_of_range_are_refused(weights: list[float], step: float, momentum: float, message: str) -> None:
+    decision = RoundDecision(torch.tensor(weights), step, momentum)
+    with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
+        answering((decision, None))(report([1, 1], round=4), None)
 
 
 def test_an_answer_without_state_is_refused() -> None:
     with pytest.raises(InputError, match=r"must return \(weights, state\), not Tensor"):
-        answering(torch.tensor([0.5, 0.5]))(report([1, 1]), None)
+        weigh(answering(torch.tensor([0.5, 0.5])), report([1, 1]), None)
 
 
-def test_the_decorator_names_the_rule_and_its_needs() -> None:
+def test_the_decorator_names_the_rule_and_its_metrics() -> None:
     @rule("loss", "accuracy")
     def first_only(report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
         return torch.tensor([1.0, 0.0]), (state or 0) + 1
 
     assert first_only.name == "first_only"
-    assert first_only.needs == {"loss", "accuracy"}
-    _, state = first_only(report([1, 1]), None)
-    weights, state = first_only(report([1, 1], round=1), state)
+    assert first_only.required_metrics == {"loss", "accuracy"}
+    _, state = weigh(first_only, report([1, 1]), None)
+    weights, state = weigh(first_only, report([1, 1], round=1), state)
     assert weights.tolist() == [1.0, 0.0]
     assert state == 2
 
@@ -70,7 +108,7 @@ class Object:
     """A rule that is no `Rule`."""
 
     name: str = "object"
-    needs: frozenset[Need] = frozenset({"loss"})
+    required_metrics: frozenset[Metric] = frozenset({"loss"})
 
     def __call__(self, report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
         return torch.tensor([1.0]), state
@@ -81,27 +119,27 @@ def test_any_object_of_the_right_shape_is_a_rule() -> None:
     assert isinstance(mine, WeightingRule)
     assert as_rule(mine) is mine
     with pytest.raises(InputError, match="'object' needs 'mood'"):
-        as_rule(Object(needs=frozenset({"mood"})))  # type: ignore[arg-type]
+        as_rule(Object(required_metrics=frozenset({"mood"})))  # type: ignore[arg-type]
 
 
 def plain_function(report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
     return torch.tensor([0.5, 0.5]), state
 
 
-@pytest.mark.parametrize("needs", ["loss", ["loss"], frozenset({"loss"})])
-def test_a_function_becomes_a_rule_with_its_needs(needs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert as_rule(plain_function).needs == frozenset()
-    monkeypatch.setattr(plain_function, "needs", needs, raising=False)
+@pytest.mark.parametrize("metrics", ["loss", ["loss"], frozenset({"loss"})])
+def test_a_function_becomes_a_rule_with_its_metrics(metrics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_rule(plain_function).required_metrics == frozenset()
+    monkeypatch.setattr(plain_function, "required_metrics", metrics, raising=False)
     mine = as_rule(plain_function)
     assert mine.name == "plain_function"
-    assert mine.needs == {"loss"}
-    assert mine(report([1, 1]), None)[0].tolist() == [0.5, 0.5]
+    assert mine.required_metrics == {"loss"}
+    assert weigh(mine, report([1, 1]))[0].tolist() == [0.5, 0.5]
 
 
-def test_unknown_needs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_metrics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"needs 'lose', .* loss, start_loss, accuracy, gradients"):
         rule("lose")(plain_function)  # type: ignore[arg-type]
-    monkeypatch.setattr(plain_function, "needs", "lose", raising=False)
+    monkeypatch.setattr(plain_function, "required_metrics", "lose", raising=False)
     with pytest.raises(InputError, match="'plain_function' needs 'lose'"):
         as_rule(plain_function)
 
@@ -114,7 +152,7 @@ def test_what_is_no_rule_is_refused_before_the_first_round(thing: Any) -> None:
 
 def test_a_missing_part_of_the_report_is_named() -> None:
     with pytest.raises(InputError, match="round 2 was reported without 'loss'"):
-        reported(report([1, 1], round=2), "loss")
+        report([1, 1], round=2).metric("loss")
 
 
 @pytest.mark.parametrize("name", ["rule", "size", "uniform", "fixed", "dr", "fedadp", "fedfa"])

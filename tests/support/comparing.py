@@ -1,4 +1,4 @@
-"""A round's walk in one piece against the reference walk."""
+"""Local training in one call or launch against the reference by torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,26 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import ModelSpec
-from fedunfold.core.task import OuterLoss
+from fedunfold.config.model import ModelSpec
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.participation import RoundRng
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
 from fedunfold.engines.simulation.backends.cpu import CpuTrainer
 from fedunfold.engines.simulation.backends.cuda import CudaTrainer
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums, TorchTrainer
+from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
+from fedunfold.engines.simulation.batching import ClientSlice, plan_batches
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.plan import plan
-from fedunfold.engines.simulation.schedule import ClientSlice, DeviceBatchPlan, RoundRng
-from fedunfold.local.optimizers import LocalOptimizer, nova, prox, sgd
+from fedunfold.local import nova, prox, sgd
 from fedunfold.rules.size import size
-from fedunfold.training.loop import Algorithm, run_together
-from fedunfold.unfolding.adjoint import unroll_and_grad
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 
-SHARES = [
+SLICES = [
     ClientSlice("a", 0, 40, 1),
     ClientSlice("b", 40, 14, 1),
     ClientSlice("c", 54, 19, 2),
 ]  # minibatches of 18, 14, 4 and 1
-LANES, ROWS, BATCH = len(SHARES), 73, 18
+SLOTS, ROWS, BATCH = len(SLICES), 73, 18
 CPU = torch.device("cpu")
 Parts = tuple[MLPKernel, Tensor, Tensor, DeviceBatchPlan, Tensor, LocalOptimizer, OuterWeights | None]
 
@@ -67,14 +69,14 @@ def sparse_rows(features: int) -> Tensor:
 
 
 def scaled_rows(features: int) -> Tensor:
-    """The same, where every column was moved and stretched: the background is no longer 0."""
+    """The same, where every column was shifted and scaled: the background is no longer 0."""
     draw = torch.Generator().manual_seed(6)
     return sparse_rows(features) * torch.rand(features, generator=draw) - torch.randn(features, generator=draw).double()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A walk made of `Parts`, somewhere and in some precision, beside the reference in float64 on the CPU."""
+    """A trainer made of `Parts`, on a device and in a precision, beside the reference in float64 on the CPU."""
 
     make: Callable[..., CudaTrainer | CpuTrainer]
     rows: Callable[[int], Tensor] = normal_rows
@@ -89,38 +91,39 @@ class Comparison:
         tolerance: float,
         *,
         gradients: bool = True,
-        back: bool = True,
+        backward: bool = True,
         spoilt: bool = False,
     ) -> None:
-        """Models, losses, sums of gradients and the walk back, where they are asked for and there are any. A `spoilt`
-        weight lets one lane diverge."""
+        """Compare models, losses, sums of gradients and the backward pass, where these are requested and supported. A
+        `spoilt` weight lets one slot diverge."""
         reference = TorchTrainer(*self._parts(sides, update, outer, CPU, torch.float64), 2**30)
-        whole = self.make(*self._parts(sides, update, outer, self.device, self.dtype))
-        size = sum(shape.numel() for shape in reference.kernel.shapes)
-        start = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2
-        along = outer is not None and not OuterLoss(outer).only_last_layer  # type: ignore[arg-type]
+        trainer = self.make(*self._parts(sides, update, outer, self.device, self.dtype))
+        size = reference.kernel.layout.num_params
+        start = torch.randn(SLOTS, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2
+        on_path = outer is not None and not OUTER_LOSSES.make(outer).only_final
         if spoilt:
             start[1, 3] = torch.nan
-        wanted, seen = (_tally(size, walk.step_sizes, gradients=along and gradients) for walk in (reference, whole))
-        pairs = [(reference.forward(start, wanted), whole.forward(start.to(self.device, self.dtype), seen))]
+        wanted, seen = (_sums(size, each.step_sizes, gradients=on_path and gradients) for each in (reference, trainer))
+        pairs = [(reference.forward(start, wanted), trainer.forward(start.to(self.device, self.dtype), seen))]
         pairs += zip(wanted.losses, seen.losses, strict=True)
         if wanted.outer_gradients is not None and seen.outer_gradients is not None:
             pairs.append((wanted.outer_gradients, seen.outer_gradients))
-        walks_back = whole.supports_backward(2**30)
-        assert walks_back or (self.make is CudaTrainer and update.mu > 0), "a GPU leaves only a proximal term to torch"
-        if back and walks_back:
-            adjoint = torch.randn(LANES, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-            found = whole.backward(start.to(self.device, self.dtype), adjoint.to(self.device, self.dtype))
+        supported = trainer.supports_backward(2**30)
+        by_torch = self.make is CudaTrainer and bool(update.fused_mu)
+        assert supported or by_torch, "a GPU leaves only a proximal term to torch"
+        if backward and supported:
+            adjoint = torch.randn(SLOTS, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+            found = trainer.backward(start.to(self.device, self.dtype), adjoint.to(self.device, self.dtype))
             # Second derivatives lose a digit more.
             self._hold(reference.backward(start, adjoint), found, 10 * tolerance)
         for expected, found in pairs:
             self._hold(expected, found, tolerance)
 
     def _hold(self, expected: Tensor, found: Tensor, tolerance: float) -> None:
-        """Lane by lane as finite, and where they are as large."""
+        """Slot by slot as finite, and where they are as large."""
         found = found.cpu().double()
-        fine = expected.view(LANES, -1).isfinite().all(1)
-        assert torch.equal(found.view(LANES, -1).isfinite().all(1), fine)
+        fine = expected.view(SLOTS, -1).isfinite().all(1)
+        assert torch.equal(found.view(SLOTS, -1).isfinite().all(1), fine)
         assert float((expected - found)[fine].norm()) <= tolerance * float(expected[fine].norm())
 
     def _parts(
@@ -130,39 +133,40 @@ class Comparison:
         x = self.rows(sides[0])
         y = torch.randint(0, sides[-1], (ROWS,), generator=draw)
         class_weights = torch.rand(sides[-1], generator=draw, dtype=torch.float64)
-        minibatches = plan([(RoundRng(0, "run", 0), share) for share in SHARES], BATCH, BATCH)
+        minibatches = plan_batches([(RoundRng(0, "run", 0), own) for own in SLICES], BATCH, BATCH)
         terms = None
         if outer is not None:
-            loss = OuterLoss(outer)  # type: ignore[arg-type]
-            weights = class_weights.to(device, dtype) if loss.balances_classes else None
-            terms = OuterWeights(loss, torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device), weights)
+            weights = class_weights.to(device, dtype) if outer == "balanced" else None
+            factors = torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device)
+            terms = OuterWeights(OUTER_LOSSES.make(outer), factors, weights)
         rates = torch.tensor([0.1, 0.05, 0.2], dtype=dtype, device=device)
-        return stack(sides), x.to(device, dtype), y.to(device), minibatches.on(device, dtype), rates, update, terms
+        return stack(sides), x.to(device, dtype), y.to(device), minibatches.upload(device, dtype), rates, update, terms
 
 
-def _tally(size: int, like: Tensor, *, gradients: bool) -> StepSums:
-    return StepSums(like.new_empty(2, LANES), None, like.new_ones(LANES, size) if gradients else None)
+def _sums(size: int, like: Tensor, *, gradients: bool) -> StepSums:
+    return StepSums(like.new_empty(2, SLOTS), None, like.new_ones(SLOTS, size) if gradients else None)
 
 
 def learned(federation: SimulatedFederation, trials: int) -> list[Tensor]:
-    """Gradients of the weights by several draws, and the last model of several runs side by side."""
+    """Gradients of the weights by several draws, and the last model of several runs in parallel."""
     theta, start = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double(), federation.initial_model("a")
-    slopes = [
+    cases: list[tuple[str, AdjointKind]] = [("path", "first_order"), ("balanced", "first_order"), ("balanced", "exact")]
+    gradients = [
         found.gradient
-        for outer, adjoint in (("path", "first_order"), ("balanced", "first_order"), ("balanced", "exact"))
+        for outer, adjoint in cases
         for found in unroll_and_grad(
-            *(federation, theta, Algorithm(nova()), OuterLoss(outer), adjoint),  # type: ignore[arg-type]
+            *(federation, theta, Algorithm(nova()), OUTER_LOSSES.make(outer), adjoint),
             runs=["a", "b"],
             models=[start, start],
         )
     ]
-    runs = run_together(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
-    return [*slopes, *(run.model.cpu().double() for run in runs)]
+    runs = run_rounds(federation, size(), 2, [f"trial-{trial}" for trial in range(trials)])
+    return [*gradients, *(run.model.cpu().double() for run in runs)]
 
 
 def unequal() -> Environment:
-    """Clients of other sizes, so that lanes have another order than clients, and now and then absent; their rows lie
-    column by column, as tables do."""
+    """Clients of other sizes, so that slots have another order than clients, and now and then absent; their rows are
+    stored column by column, as tables are."""
     draw = np.random.default_rng(0)
     sizes = (("a", 7), ("b", 23), ("c", 12))
     rows = {key: (np.asfortranarray(draw.random((n, 20))), draw.integers(0, 5, n)) for key, n in sizes}

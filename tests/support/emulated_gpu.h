@@ -1,6 +1,6 @@
-// The primitives of `fused/primitives.cuh` on a CPU and in double precision, so that kernels can be tested where there is
-// no GPU. Every GPU thread is a coroutine that runs until it has to wait for others: for its warp, its program, or the
-// cluster. Threads are taken up again in another order each time, so that what depends on their order shows.
+// The primitives of `primitives.cuh` on a CPU and in double precision, so that kernels can be tested where there is no
+// GPU. Every GPU thread is a coroutine that runs until it has to wait for others: for its warp, its block, or the
+// cluster. Threads are resumed in another order each time, so that what depends on their order shows.
 
 #include <ucontext.h>
 
@@ -42,7 +42,7 @@ enum Wait { NOTHING, WARP, BLOCK, CLUSTER, END };
 struct Coroutine {
     ucontext_t context;
     std::vector<char> stack;
-    int program, thread;
+    int block, thread;
     Wait waits = NOTHING;
 };
 static std::vector<Coroutine> coroutines;
@@ -52,7 +52,7 @@ static std::vector<Tiles> tiles;
 static Coroutine* current;
 static ucontext_t scheduler;
 static std::function<void()> kernel;
-static int current_lane;
+static int current_slot;
 
 static void wait_for(Wait what) {
     current->waits = what;
@@ -62,19 +62,19 @@ static void fail(const char* why) {
     fprintf(stderr, "emulated GPU: %s\n", why);
     abort();
 }
-static char* memory_of(int program) {
-    return reinterpret_cast<char*>((reinterpret_cast<size_t>(memories[program].data()) + 63) / 64 * 64);
+static char* memory_of(int block) {
+    return reinterpret_cast<char*>((reinterpret_cast<size_t>(memories[block].data()) + 63) / 64 * 64);
 }
 static real* peer(const real* own, int rank) {
-    size_t offset = reinterpret_cast<const char*>(own) - memory_of(current->program);
-    if (rank < 0 || rank >= PARTS || offset >= memories[0].size() - 64) fail("outside of a program's memory");
+    size_t offset = reinterpret_cast<const char*>(own) - memory_of(current->block);
+    if (rank < 0 || rank >= BLOCKS || offset >= memories[0].size() - 64) fail("outside of a block's memory");
     return reinterpret_cast<real*>(memory_of(rank) + offset);
 }
 
 inline int thread() { return current->thread; }
-inline int rank_in_cluster() { return current->program; }
-inline int lane_of_cluster() { return current_lane; }
-inline char* own_memory() { return memory_of(current->program); }
+inline int rank_in_cluster() { return current->block; }
+inline int slot_of_cluster() { return current_slot; }
+inline char* own_memory() { return memory_of(current->block); }
 inline void block_sync() { wait_for(BLOCK); }
 inline void cluster_sync() { wait_for(CLUSTER); }
 static void check_four(const real* own) {
@@ -95,7 +95,7 @@ inline real logarithm(real x) { return std::log(x); }
 
 template <class Combine>
 inline real over_warp(real value, Combine combine) {
-    int index = current->program * THREADS + current->thread, first = index / 32 * 32;
+    int index = current->block * THREADS + current->thread, first = index / 32 * 32;
     exchanged[index] = value;
     wait_for(WARP);
     real out = exchanged[first];
@@ -113,7 +113,7 @@ inline real warp_max(real value) {
 inline Left left(Four values) { return {values.v[0], values.v[1], values.v[2], values.v[3]}; }
 inline Right right(real upper, real lower) { return {upper, lower}; }
 inline void add_product(real (&sum)[4], const Left& a, const Right& b) {
-    int index = current->program * THREADS + current->thread, first = index / 32 * 32;
+    int index = current->block * THREADS + current->thread, first = index / 32 * 32;
     tiles[index] = {a, b};
     wait_for(WARP);
     for (int i = 0; i < 4; ++i) {
@@ -139,7 +139,7 @@ static void resume(int index) {
     current->waits = NOTHING;
     swapcontext(&scheduler, &current->context);
 }
-// Let groups of `size` threads go on that all wait for the same.
+// Resume groups of `size` threads that all wait for the same.
 static bool release(Wait what, int size, int stride) {
     bool any = false;
     int total = static_cast<int>(coroutines.size());
@@ -152,15 +152,15 @@ static bool release(Wait what, int size, int stride) {
     }
     return any;
 }
-static void run_cluster(int lane, size_t bytes, std::function<void()> body) {
-    int total = PARTS * THREADS;
-    current_lane = lane, kernel = body;
-    memories.assign(PARTS, std::vector<char>(bytes + 128, static_cast<char>(0xff)));  // NaN, until written
+static void run_cluster(int slot, size_t bytes, std::function<void()> body) {
+    int total = BLOCKS * THREADS;
+    current_slot = slot, kernel = body;
+    memories.assign(BLOCKS, std::vector<char>(bytes + 128, static_cast<char>(0xff)));  // NaN, until written
     exchanged.assign(total, 0), tiles.resize(total);
     coroutines = std::vector<Coroutine>(total);
     for (int i = 0; i < total; ++i) {
         Coroutine& c = coroutines[i];
-        c.program = i / THREADS, c.thread = i % THREADS;
+        c.block = i / THREADS, c.thread = i % THREADS;
         c.stack.resize(1 << 16);
         getcontext(&c.context);
         c.context.uc_stack.ss_sp = c.stack.data();

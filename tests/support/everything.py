@@ -1,16 +1,18 @@
 """What has to be the same in one process and over Flower, on digits with five clients and three rounds."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from fedunfold.config import environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.federation import Federation
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.rules import size
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 
 ENV = environment("digits-label-skew").replace(rounds=3)
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -18,23 +20,29 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 def everything(clients: Federation) -> dict[str, Any]:
     """Gradients of both kinds, learned weights, and the model trained with them."""
-    start = clients.initial_model("learn-0")
     theta = torch.full((3, 5), 0.5, dtype=torch.float64)
     found: dict[str, Any] = {}
-    for adjoint in ("first_order", "exact"):
-        step = unfold(clients, theta, Algorithm(), OuterLoss("balanced"), adjoint, run="learn-0", model=start)
-        found[adjoint] = step.gradient.tolist()
+    for adjoint in get_args(AdjointKind):
+        found[adjoint] = gradient(clients, theta, adjoint)
     learned = learn(clients, 3, learning=Learning(iterations=2))
     found["weights"] = learned.weights.tolist()
-    found["model"] = run_rounds(clients, learned, 3).model.tolist()
+    found["model"] = run_rounds(clients, learned, 3)[0].model.tolist()
+    return found
+
+
+def gradient(clients: Federation, theta: Tensor, adjoint: AdjointKind) -> list[Any]:
+    """Of the balanced outer loss in θ."""
+    start, outer = clients.initial_model("learn-0"), OUTER_LOSSES.make("balanced")
+    (step,) = unroll_and_grad(clients, theta, Algorithm(), outer, adjoint, runs=["learn-0"], models=[start])
+    found: list[Any] = step.gradient.tolist()
     return found
 
 
 def in_sums(clients: Federation) -> dict[str, Any]:
-    """What a private federation can give as well as an open one, in fewer rounds."""
-    theta, start = torch.full((1, 5), 0.5, dtype=torch.float64), clients.initial_model("learn-0")
-    step = unfold(clients, theta, Algorithm(), OuterLoss("balanced"), "exact", run="learn-0", model=start)
-    return {"private gradient": step.gradient.tolist(), "private model": run_rounds(clients, size(), 1).model.tolist()}
+    """What secure aggregation can give as well as an open federation, in fewer rounds."""
+    theta = torch.full((1, 5), 0.5, dtype=torch.float64)
+    model = run_rounds(clients, size(), 1)[0].model
+    return {"secure gradient": gradient(clients, theta, "exact"), "secure model": model.tolist()}
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], precision: str) -> None:

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedunfold.config import Environment
-from fedunfold.core.federation import ClientUpdates, Need, TrainRequest
-from fedunfold.core.params import ModelFactory, model_factory
+from fedunfold.config.model import model_factory
+from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
+from fedunfold.core.params import ModelFactory
+from fedunfold.core.participation import Participation, RoundRng, epochs_at
+from fedunfold.core.parts import CLIENT_SAMPLERS, LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.engines.simulation.schedule import RoundRng
-from fedunfold.local.optimizers import LocalOptimizer, sgd
+from fedunfold.local import sgd
 
 RUN = "trial-0"
 SIZES = {"a": 7, "b": 4, "c": 9}
@@ -60,37 +62,51 @@ def simulated(
     return SimulatedFederation(env, model=model, dtype=dtype)
 
 
-class OneByOne:
+class ContractOnly:
     """A federation that offers nothing but the contract."""
 
+    max_parallel_runs = 1
+
     def __init__(self, federation: SimulatedFederation) -> None:
-        self.clients, self.lr = federation.clients, federation.lr
+        self.clients, self.lr, self.layout = federation.clients, federation.lr, federation.layout
         self.initial_model, self.train, self.evaluate = federation.initial_model, federation.train, federation.evaluate
-        self.backprop, self.outer = federation.backprop, federation.outer
+        self.vjp, self.outer_loss = federation.vjp, federation.outer_loss
 
 
-class SideBySide(SimulatedFederation):
-    """Clients of several rounds share a walk as on a GPU, runs go in pairs, and how many were asked for is noted."""
+class BatchedRuns(SimulatedFederation):
+    """Clients of several runs train together as on a GPU, runs go in pairs, and how many were requested is noted."""
 
     max_parallel_runs = 2
 
     def __init__(self, env: Environment, model: ModelFactory | None = None) -> None:
         super().__init__(env, model=model, dtype=torch.float64)
         self.trained: list[int] = []
-        self.walked_back: list[int] = []
+        self.went_back: list[int] = []
 
-    def train_together(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
+    def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         self.trained.append(len(requests))
-        return super().train_together(requests)
+        return super().train(requests)
 
-    def backprop_together(
-        self, requests: Sequence[TrainRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    def vjp(
+        self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
     ) -> list[Tensor]:
-        self.walked_back.append(len(requests))
-        return super().backprop_together(requests, presents, adjoints)
+        self.went_back.append(len(requests))
+        return super().vjp(requests, participated, adjoints)
 
-    def _walk_side_by_side(self, requests: Sequence[TrainRequest]) -> bool:
+    def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
         return True
+
+
+def participation(env: Environment, run: str, t: int) -> Participation:
+    """Who takes part in a round of an environment."""
+    clients = env.clients
+    return RoundRng(env.seed, run, t).participation(
+        [client.key for client in clients],
+        [client.participation_probability for client in clients],
+        np.array(env.load().sizes),
+        env.clients_per_round,
+        CLIENT_SAMPLERS.parse(env.client_sampler),
+    )
 
 
 def assert_same(found: Tensor | None, expected: Tensor, tolerance: float = 1e-10, *, unknown: bool = False) -> None:
@@ -101,14 +117,15 @@ def assert_same(found: Tensor | None, expected: Tensor, tolerance: float = 1e-10
 
 def train(
     federation: SimulatedFederation,
-    *needs: Need,
-    update: LocalOptimizer | None = None,
+    *metrics: Metric,
+    optimizer: LocalOptimizer | None = None,
     round: int = 0,
-    **request: Any,
+    **more: Any,
 ) -> ClientUpdates:
     """One round from the initial model."""
     start = federation.initial_model(RUN)
-    return federation.train(TrainRequest(RUN, round, start, update or sgd(), needs=frozenset(needs), **request))
+    request = TrainRequest(RUN, round, start, optimizer or sgd(), required_metrics=frozenset(metrics), **more)
+    return federation.train([request])[0]
 
 
 def mlp(env: Environment) -> ModelFactory:
@@ -122,7 +139,7 @@ def convolution() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Walked:
+class Trained:
     """One client's local training: w_k, the minibatch losses met, and the sum of their gradients."""
 
     model: Tensor
@@ -146,27 +163,25 @@ class Plain:
     def batches(self, t: int, k: int) -> list[tuple[Tensor, Tensor]]:
         x, y = self.client(k)
         pieces: list[Tensor] = []
-        for epoch in range(self.env.epochs(k, t)):
+        for epoch in range(epochs_at(self.env.clients[k].epochs, t)):
             order = RoundRng(self.env.seed, RUN, t).permutation(self.data.keys[k], epoch, len(y))
             pieces += torch.split(torch.from_numpy(order), self.env.batch_size)
         return [(x[rows], y[rows]) for rows in pieces]
 
-    def present(self, t: int) -> list[bool]:
-        draw = RoundRng(self.env.seed, RUN, t)
-        participation_probability = [client.participation_probability for client in self.env.clients]
-        there: list[bool] = draw.present(self.data.keys, participation_probability, self.env.clients_per_round).tolist()
-        return there
+    def participated(self, t: int) -> list[bool]:
+        here: list[bool] = participation(self.env, RUN, t).participating.tolist()
+        return here
 
     def steps(self, t: int) -> list[int]:
         """τ_k, 0 for an absent client."""
-        return [len(self.batches(t, k)) if there else 0 for k, there in enumerate(self.present(t))]
+        return [len(self.batches(t, k)) if here else 0 for k, here in enumerate(self.participated(t))]
 
     def module(self, model: Tensor) -> nn.Module:
         module = self.build().to(self.dtype)
         vector_to_parameters(model.clone(), trainable(module))
         return module
 
-    def walk(self, start: Tensor, t: int, k: int, *, scale: float = 1.0, mu: float = 0.0, rho: float = 0.0) -> Walked:
+    def train(self, start: Tensor, t: int, k: int, *, scale: float = 1.0, mu: float = 0.0, rho: float = 0.0) -> Trained:
         module = self.module(start)
         parameters = trainable(module)
         optimizer = torch.optim.SGD(parameters, lr=self.env.lr * scale, momentum=rho)
@@ -181,7 +196,7 @@ class Plain:
             for p, anchor in zip(parameters, anchors, strict=True):
                 _gradient(p).add_(p.detach() - anchor, alpha=mu)
             optimizer.step()
-        return Walked(parameters_to_vector(parameters).detach(), losses, gradient)
+        return Trained(parameters_to_vector(parameters).detach(), losses, gradient)
 
     def losses_at(self, model: Tensor, t: int, k: int) -> list[float]:
         """Mean loss of each of the round's minibatches, all at the same model."""
@@ -193,8 +208,8 @@ class Plain:
         w = start
         for t in range(rounds):
             parts = [
-                share * (self.walk(w, t, k, **local).model if there else w)
-                for k, (share, there) in enumerate(zip(self.shares, self.present(t), strict=True))
+                share * (self.train(w, t, k, **local).model if here else w)
+                for k, (share, here) in enumerate(zip(self.shares, self.participated(t), strict=True))
             ]
             w = torch.stack(parts).sum(0)
         return w

@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedunfold.engines.flower import client_app, federation, site_of
+from fedunfold.engines.flower import client_app, client_from_environment, federation_from_environment
 from fedunfold.engines.simulation import SimulatedFederation
 from tests.support.everything import ENV, everything, in_sums
 
@@ -21,12 +21,13 @@ def main(path: str, precision: str) -> None:
     @server.main()
     def run(grid: Grid, context: Context) -> None:
         simulated = SimulatedFederation(ENV, dtype=dtype)
-        over_flower = everything(federation(grid, ENV, dtype=dtype))
-        over_flower |= in_sums(federation(grid, ENV, dtype=dtype, private=True))
+        over_flower = everything(federation_from_environment(grid, ENV, dtype=dtype))
+        secure = federation_from_environment(grid, ENV, dtype=dtype, secure_aggregation=True)
+        over_flower |= in_sums(secure)
         in_process = everything(simulated) | in_sums(simulated)
         Path(path).write_text(json.dumps({"flower": over_flower, "simulation": in_process}))
 
-    clients = client_app(lambda context: site_of(ENV, context, dtype))
+    clients = client_app(lambda context: client_from_environment(ENV, context, dtype))
     run_simulation(server, clients, num_supernodes=5, backend_config={"client_resources": {"num_cpus": 1}})
 
 

@@ -1,7 +1,8 @@
 """The unfolded run written out in plain PyTorch, as one autograd graph over all rounds and local steps.
 
-Slow and simple on purpose: it shares with the package only the draws of minibatches, presence and dropout, and is what
-every gradient is checked against.
+Slow and simple on purpose: it shares with the package only the draws of minibatches, participation and dropout, and is
+what every gradient is checked against. Local and server optimisers of others are taken as they are, and differentiated
+by autograd through all of their steps.
 """
 
 import numpy as np
@@ -9,18 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedunfold import local, server
 from fedunfold.config import Environment
-from fedunfold.core.params import statistics
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.participation import RoundRng, epochs_at
+from fedunfold.core.parts import State
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
-from fedunfold.engines.simulation.schedule import RoundRng
-from fedunfold.training.loop import Algorithm
+from tests.support.federations import participation
 
 
 class Unrolled:
     """L(θ, s) of an environment, differentiable by autograd."""
 
-    screened: frozenset[tuple[int, int]] = frozenset()
+    rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
 
     def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
@@ -28,9 +32,9 @@ class Unrolled:
         self.data: FederatedData = env.load()
         self.module, self.generator = module.double(), torch.Generator()
         seed_dropout(self.module, self.generator)
-        self.names, self.running = [name for name, _ in module.named_parameters()], list(statistics(module))
-        self.shapes = [p.shape for p in (*module.parameters(), *statistics(module).values())]
-        self.trained = sum(p.numel() for p in module.parameters())
+        layout = ParamLayout.of(module)
+        self.names, self.running = list(layout.names), list(layout.buffer_names)
+        self.shapes, self.trained = [*layout.shapes, *layout.buffer_shapes], layout.num_params
         counts = self.data.label_counts.sum(0).double()
         self.class_weights = counts.sum() / (len(counts) * counts)
 
@@ -57,99 +61,118 @@ class Unrolled:
             losses = losses * self.class_weights[y]
         return losses.sum() / len(y) / epochs
 
+    def epochs(self, k: int, t: int) -> int:
+        return epochs_at(self.env.clients[k].epochs, t)
+
     def batches(self, run: str, t: int, k: int) -> list[tuple[Tensor, Tensor]]:
         x, y = (part.clone() for part in self.data.client(k))
         out = []
-        for epoch in range(self.env.epochs(k, t)):
+        for epoch in range(self.epochs(k, t)):
             order = RoundRng(self.env.seed, run, t).permutation(self.data.keys[k], epoch, len(y))
             for begin in range(0, len(y), self.env.batch_size):
                 rows = torch.from_numpy(order[begin : begin + self.env.batch_size])
                 out.append((x[rows].double(), y[rows]))
         return out
 
-    def present(self, run: str, t: int) -> np.ndarray:
-        participation_probability = [client.participation_probability for client in self.env.clients]
-        return RoundRng(self.env.seed, run, t).present(
-            self.data.keys, participation_probability, self.env.clients_per_round
-        )
+    def local_scale(self, k: int, steps: list[int], cohort: np.ndarray) -> float:
+        """τ_eff/‖a_k‖₁, τ_eff being over the cohort; `steps` are τ_l of all clients, 0 for absent ones."""
+        base, lr = getattr(self.algorithm.local, "base", self.algorithm.local), self.env.lr
+        mu, rho = getattr(base, "mu", 0.0), getattr(base, "rho", 0.0)
+        norms = [sum((1 - lr * mu) ** i * (1 - rho ** (i + 1)) / (1 - rho) for i in range(n)) for n in steps]
+        sizes = np.where(cohort, self.data.sizes, 0)
+        return float(sum(size / sizes.sum() * norm for size, norm in zip(sizes, norms, strict=True)) / norms[k])
 
-    def local(self, w: Tensor, t: int, k: int, run: str, steps: list[int]) -> tuple[Tensor, Tensor]:
-        """(w_k, its outer loss along the way); `steps` are τ_l of all clients, 0 for absent ones."""
-        update, lr = self.algorithm.update, self.env.lr
-        sizes = np.array(self.data.sizes)
-        norms = [sum((1 - lr * update.mu) ** i for i in range(n)) for n in steps]
-        tau_eff = sum(size / sizes.sum() * norm for size, norm in zip(sizes, norms, strict=True))
-        scale = tau_eff / norms[k]
-        c = scale if update.normalise_steps else 1.0
-        wk, loss = w, torch.zeros((), dtype=torch.float64)
+    def local_step(self, w: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor) -> tuple[Tensor, State]:
+        base = getattr(self.algorithm.local, "base", self.algorithm.local)
+        if isinstance(base, local.sgd):  # nova's steps are these too
+            return w - lr * gradient, ()
+        if isinstance(base, local.prox):
+            return w - lr * (gradient + base.mu * (w - start)), ()
+        if isinstance(base, local.momentum):
+            v = gradient if not state else base.rho * state[0] + gradient
+            return w - lr * v, (v,)
+        state = state or base.init(start[None])
+        after, state = base.step(w[None], gradient[None], state, w.new_full((1, 1), lr), start[None])
+        return after[0], state
+
+    def train(self, w: Tensor, t: int, k: int, run: str, scale: float) -> tuple[Tensor, Tensor]:
+        """(w_k, its outer loss along the path)."""
+        inside = scale if self.algorithm.local.name == "nova" else 1.0
+        state: State = ()
+        wk, loss, start = w, torch.zeros((), dtype=torch.float64), w[: self.trained]
         for step, (x, y) in enumerate(self.batches(run, t, k)):
-            seed = RoundRng(self.env.seed, run, t).noise(self.data.keys[k], step)
+            seed = RoundRng(self.env.seed, run, t).noise_seed(self.data.keys[k], step)
             if not self.outer.startswith("final"):
-                loss = loss + self.outer_loss(wk, x, y, self.env.epochs(k, t), seed)
+                loss = loss + self.outer_loss(wk, x, y, self.epochs(k, t), seed)
             with torch.enable_grad():
                 point = wk if wk.requires_grad else wk.detach().requires_grad_()
                 z, moved = self.logits(point, x, seed)
                 gradient = torch.autograd.grad(nn.functional.cross_entropy(z, y), point, create_graph=True)[0]
             if self.first_order:
                 gradient = gradient.detach()
-            wk = self.trained_part(wk - lr * c * (gradient + update.mu * (wk - w)), moved)
-        return (self.trained_part(w + scale * (wk - w), wk[self.trained :]) if update.accumulate else wk), loss
+            params, gradient = wk[: self.trained], gradient[: self.trained]
+            params, state = self.local_step(params, gradient, state, self.env.lr * inside, start)
+            wk = self.with_buffers(params, moved)
+        accumulates = self.algorithm.local.name.startswith("accumulated")
+        return (self.with_buffers(w + scale * (wk - w), wk[self.trained :]) if accumulates else wk), loss
 
-    def trained_part(self, w: Tensor, running: Tensor) -> Tensor:
+    def with_buffers(self, w: Tensor, running: Tensor) -> Tensor:
         """What is trained of w, with other running statistics."""
         return torch.cat([w[: self.trained], running.detach()])
 
     def __call__(self, theta: Tensor, step_sizes: Tensor, w: Tensor, run: str) -> Tensor:
         w = w.clone().requires_grad_()
-        clients = range(len(self.data.keys))
+        clients, absent = range(len(self.data.keys)), self.algorithm.absent
         total = torch.zeros((), dtype=torch.float64)
         memory: dict[int, Tensor] = {}
-        m, v = torch.zeros_like(w), torch.full_like(w, self.algorithm.server.tau**2)
+        state: State = ()
         for t, row in enumerate(theta):
-            there = self.present(run, t)
-            steps = [len(self.batches(run, t, k)) if there[k] else 0 for k in clients]
+            taking_part = participation(self.env, run, t)
+            here, cohort = taking_part.participating, taking_part.cohort
+            steps = [len(self.batches(run, t, k)) if here[k] else 0 for k in clients]
             deltas: dict[int, Tensor] = {}
             for k in clients:
-                if (t, k) in self.screened:
+                if (t, k) in self.rejected:
                     continue
-                if there[k]:
-                    wk, loss = self.local(w, t, k, run, steps)
+                if here[k]:
+                    wk, loss = self.train(w, t, k, run, self.local_scale(k, steps, cohort))
                     total = total + loss
                     deltas[k] = wk - w
-                elif self.algorithm.absent_loss == "evaluate" and not self.outer.startswith("final"):
+                elif cohort[k] and self.algorithm.absent_loss == "evaluate" and not self.outer.startswith("final"):
                     for x, y in self.batches(run, t, k):
-                        total = total + self.outer_loss(w, x, y, self.env.epochs(k, t))
+                        total = total + self.outer_loss(w, x, y, self.epochs(k, t))
             squares, fresh = row**2, dict(deltas)
-            if self.algorithm.absent == "drop":
-                if not deltas:
-                    continue
-                norm = torch.stack([squares[k] for k in deltas]).sum()
-            else:
-                norm = squares.sum()
-            if self.algorithm.absent == "remember":
-                memory.update({k: self.trained_part(d, 0 * d[self.trained :]) for k, d in deltas.items()})
+            if absent == "drop" and not deltas:
+                continue
+            if absent == "remember":
+                memory.update({k: self.with_buffers(d, 0 * d[self.trained :]) for k, d in deltas.items()})
                 deltas = memory
+            among = [k for k in clients if k in deltas or (cohort[k] and absent != "drop")]
+            norm = torch.stack([squares[k] for k in among]).sum()
             u = torch.zeros_like(w)
             for k, delta in deltas.items():
                 u = u + squares[k] / norm * delta
             mean = w[self.trained :] + sum(squares[k] / norm * d[self.trained :] for k, d in fresh.items())
-            w, m, v = self.server(w, step_sizes[t] * u, m, v)
-            w = self.trained_part(w, mean)
+            w, state = self.server_step(w, step_sizes[t] * u, state)
+            w = self.with_buffers(w, mean)
         for k in clients:
             for x, y in self.batches(run, len(theta), k):
-                total = total + self.outer_loss(w, x, y, self.env.epochs(k, len(theta)))
+                total = total + self.outer_loss(w, x, y, self.epochs(k, len(theta)))
         return total
 
-    def server(self, w: Tensor, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def server_step(self, w: Tensor, u: Tensor, state: State) -> tuple[Tensor, State]:
         s = self.algorithm.server
-        if s.name == "plain":
-            return w + u, m, v
-        if s.name == "momentum":
-            m = s.beta1 * m + u
-            return w + s.lr * m, m, v
-        m = s.beta1 * m + (1 - s.beta1) * u
-        v = s.beta2 * v + (1 - s.beta2) * u**2
-        return w + s.lr * m / (v.sqrt() + s.tau), m, v
+        if isinstance(s, server.sgd):
+            return w + s.lr * u, ()
+        if isinstance(s, server.momentum):
+            m = s.beta * state[0] + u if state else u
+            return w + s.lr * m, (m,)
+        if type(s) is server.adam:
+            m, v = state or (torch.zeros_like(w), torch.full_like(w, s.tau**2))
+            m = s.beta1 * m + (1 - s.beta1) * u
+            v = s.beta2 * v + (1 - s.beta2) * u**2
+            return w + s.lr * m / (v.sqrt() + s.tau), (m, v)
+        return s.update(w, u, state or s.init(w.detach()))
 
 
 def gradients_of(unrolled: Unrolled, theta: Tensor, w: Tensor, run: str) -> tuple[float, Tensor, Tensor]:

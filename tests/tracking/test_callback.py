@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import fedunfold as fu
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
-from fedunfold.training.loop import RunResult
 from tests.support.federations import tiny
 
 QUICK = fu.Learning(iterations=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedunfold as fu
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.tracking import CallbackList
 from fedunfold.tracking.jsonl import JsonLines
 from tests.support.federations import tiny
@@ -38,7 +38,7 @@ def test_what_a_comparison_writes(tmp_path: Path) -> None:
     learned = compared.methods[0].learned
     assert learned is not None
     began, *work, table = lines(file)
-    assert began["began"]["clients"] == list(learned.keys)
+    assert began["began"]["clients"] == list(learned.client_ids)
     assert [line["outer_loss"] for line in work[:2]] == learned.losses.tolist()
     assert list(work[1]["mean_weights"].values()) == pytest.approx(learned.weights.mean(0).tolist())
     assert [line["accuracy"] for line in work[2:5]] == [100 * a for a in compared.methods[0].trials[0].accuracies]

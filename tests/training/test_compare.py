@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fedunfold as fu
-from fedunfold.core.federation import Evaluation
-from fedunfold.training.loop import run_together
+from fedunfold.core.messages import Evaluation
+from fedunfold.training.loop import run_rounds
 from tests.support.federations import tiny
 
 QUICK = fu.Learning(iterations=2)
@@ -27,13 +27,13 @@ def test_every_name_runs(name: str) -> None:
 def test_trials_differ_and_methods_share_their_draws() -> None:
     table = fu.compare(tiny(), ["fedavg", fu.fixed([[0.35, 0.2, 0.45]] * 3)], trials=2)
     size, same = table.methods
-    assert torch.equal(size.trials[0].present, same.trials[0].present)
+    assert torch.equal(size.trials[0].participated, same.trials[0].participated)
     torch.testing.assert_close(size.trials[1].model, same.trials[1].model)
     assert not torch.equal(size.trials[0].model, size.trials[1].model)
 
 
-def test_trials_go_in_step_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Five of them in pairs and the last alone, each told of under its own number."""
+def test_trials_are_batched_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Five of them in pairs and the last alone, each reported under its own number."""
     asked: list[list[str]] = []
     heard: list[tuple[int, int]] = []
 
@@ -43,10 +43,10 @@ def test_trials_go_in_step_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyPa
 
     def noted(*given: Any, **more: Any) -> list[fu.RunResult]:
         asked.append(given[3])
-        return run_together(*given, **more)
+        return run_rounds(*given, **more)
 
     apart = fu.compare(tiny(), "fedavg", trials=5)
-    monkeypatch.setattr("fedunfold.training.compare.run_together", noted)
+    monkeypatch.setattr("fedunfold.training.compare.run_rounds", noted)
     monkeypatch.setattr(fu.SimulatedFederation, "max_parallel_runs", 2)
     in_pairs = fu.compare(tiny(), "fedavg", trials=5, callback=Hears(), checkpoints=tmp_path)
     assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
@@ -77,12 +77,12 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a method ran before all were checked")
 
-    monkeypatch.setattr("fedunfold.training.compare.run_together", unexpected)
-    heavy_ball = fu.Method("mine", fu.Algorithm(fu.momentum()), None)
+    monkeypatch.setattr("fedunfold.training.compare.run_rounds", unexpected)
+    unlearnable = fu.Method("mine", fu.Algorithm(aggregator=fu.median()), None)
     with pytest.raises(fu.InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
         fu.compare(tiny(), ["fedavg", "krum-fedavg"])
-    with pytest.raises(fu.InputError, match="momentum"):
-        fu.compare(tiny(), ["fedavg", heavy_ball])
+    with pytest.raises(fu.InputError, match="learned through the aggregator 'median'"):
+        fu.compare(tiny(), ["fedavg", unlearnable])
     other = fu.learn_weights(tiny(), learning=QUICK)
     with pytest.raises(fu.InputError, match="3 rounds"):
         fu.compare(tiny(rounds=4), ["fedavg", other])
@@ -107,7 +107,7 @@ def test_the_trained_module_comes_out() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: fu.Algorithm("prox"), "update"),  # type: ignore[arg-type]
+        (lambda: fu.Algorithm("prox"), "local"),  # type: ignore[arg-type]
         (lambda: fu.Algorithm(fu.sgd(), "adam"), "server"),  # type: ignore[arg-type]
         (lambda: fu.Method("m", fu.Algorithm(), fu.size), "no weighting rule"),  # type: ignore[arg-type]
         (lambda: fu.compare(tiny(), []), "at least one method"),

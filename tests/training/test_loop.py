@@ -10,22 +10,42 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.federation import Evaluation, TrainsTogether
-from fedunfold.core.task import OuterLoss, OuterName
-from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
-from fedunfold.rules import Rule, dr, fedadp, fedfa, fixed, size, uniform
-from fedunfold.server.optimizers import adam
-from fedunfold.training.loop import Algorithm, run_rounds, run_together
-from tests.support.federations import RUN, SIZES, OneByOne, Plain, assert_same, convolution, mlp, simulated, tiny, train
+from fedunfold.core.federation import Federation
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.core.run_result import RunResult
+from fedunfold.local import accumulated, momentum, nova, prox, sgd
+from fedunfold.rules import Rule, WeightingRule, dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.server import adam
+from fedunfold.training.loop import run_rounds
+from tests.support.federations import (
+    RUN,
+    SIZES,
+    ContractOnly,
+    Plain,
+    assert_same,
+    convolution,
+    mlp,
+    participation,
+    simulated,
+    tiny,
+    train,
+)
 
 RHO, MU = 0.6, 0.5
 
 
-def final_model(env: Environment, update: LocalOptimizer, rule: Any = None, **settings: Any) -> Tensor:
-    algorithm = Algorithm(update, **settings)
-    return run_rounds(simulated(env), rule or size(), env.rounds, algorithm=algorithm, run=RUN).model
+def run_one(
+    federation: Federation, rule: WeightingRule, rounds: int, *, run: str = RUN, algorithm: Algorithm | None = None
+) -> RunResult:
+    (result,) = run_rounds(federation, rule, rounds, [run], algorithm=algorithm)
+    return result
+
+
+def final_model(env: Environment, optimizer: LocalOptimizer, rule: Any = None, **settings: Any) -> Tensor:
+    return run_one(simulated(env), rule or size(), env.rounds, algorithm=Algorithm(optimizer, **settings)).model
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -37,18 +57,18 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("participation_probability", [1.0, 0.6])
 @pytest.mark.parametrize(
-    ("update", "local"),
+    ("optimizer", "local"),
     [(sgd(), {}), (prox(MU), {"mu": MU}), (momentum(RHO), {"rho": RHO})],
     ids=["sgd", "prox", "momentum"],
 )
 def test_a_run_is_the_plain_loop(
-    update: LocalOptimizer, local: dict[str, float], participation_probability: float
+    optimizer: LocalOptimizer, local: dict[str, float], participation_probability: float
 ) -> None:
     env = tiny(participation_probability=participation_probability)
     start = simulated(env).initial_model(RUN)
     expected = Plain(env, mlp(env)).averaged(start, env.rounds, **local)
     assert distance(expected, start) > 0.01
-    assert_same(final_model(env, update), expected)
+    assert_same(final_model(env, optimizer), expected)
 
 
 @pytest.mark.parametrize("hidden", [(), (4, 3)])
@@ -63,7 +83,7 @@ def test_a_convolution_is_the_plain_loop() -> None:
     federation = simulated(env, convolution)
     assert federation.kernel == "ModuleKernel"
     expected = Plain(env, convolution).averaged(federation.initial_model(RUN), env.rounds)
-    assert_same(run_rounds(federation, size(), env.rounds, run=RUN).model, expected)
+    assert_same(run_one(federation, size(), env.rounds).model, expected)
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 4, 4)])
@@ -72,7 +92,7 @@ def test_single_precision(shape: tuple[int, ...]) -> None:
     build = convolution if len(shape) > 1 else mlp(env)
     federation = simulated(env, build, torch.float32)
     start = federation.initial_model(RUN)
-    result = run_rounds(federation, size(), env.rounds, run=RUN)
+    result = run_one(federation, size(), env.rounds)
     assert result.model.dtype == torch.float32
     assert_same(result.model, Plain(env, build, torch.float32).averaged(start, env.rounds), 1e-5)
 
@@ -85,7 +105,7 @@ def test_nova_is_the_plain_loop_with_scaled_steps() -> None:
         steps = plain.steps(t)
         assert len(set(steps)) == 3
         effective = sum(share * n for share, n in zip(plain.shares, steps, strict=True))
-        models = [plain.walk(expected, t, k, scale=effective / steps[k]).model for k in range(3)]
+        models = [plain.train(expected, t, k, scale=effective / steps[k]).model for k in range(3)]
         expected = torch.stack([s * w for s, w in zip(plain.shares, models, strict=True)]).sum(0)
     assert_same(final_model(env, nova()), expected)
 
@@ -113,7 +133,7 @@ def norm(base: LocalOptimizer, steps: int, lr: float) -> float:
     remaining = range(1, steps + 1)
     if base.name == "momentum":
         return sum((1 - RHO**n) / (1 - RHO) for n in remaining)
-    return sum((1 - lr * base.mu) ** (n - 1) for n in remaining)
+    return sum((1 - lr * (base.fused_mu or 0)) ** (n - 1) for n in remaining)
 
 
 @pytest.mark.parametrize("base", [sgd(), prox(MU), momentum(RHO)], ids=lambda base: base.name)
@@ -133,7 +153,7 @@ def test_the_accumulated_form_covers_its_base(base: LocalOptimizer) -> None:
 def test_both_forms_of_nova_agree_for_single_steps_only() -> None:
     """With an absence among single steps both scale by τ_eff < 1; later gradients are met elsewhere."""
     single = tiny(batch_size=9, epochs=1, participation_probability=0.6)
-    assert not all(all(Plain(single, mlp(single)).present(t)) for t in range(3))
+    assert not all(all(Plain(single, mlp(single)).participated(t)) for t in range(3))
     assert_same(final_model(single, nova()), final_model(single, accumulated(sgd())), 1e-12)
     assert distance(final_model(single, nova()), final_model(single, sgd())) > 1e-3
     several = tiny()
@@ -144,31 +164,31 @@ def test_both_forms_of_nova_agree_for_single_steps_only() -> None:
 
 
 @pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-def test_absent_clients_in_a_run(absent: str) -> None:
+def test_absent_clients_in_a_run(absent: Absent) -> None:
     """The three semantics written out, over rounds of which some lack clients."""
     env = tiny(participation_probability=0.5, rounds=5, seed=109)
     plain = Plain(env, mlp(env))
-    assert [sum(plain.present(t)) for t in range(5)] == [1, 0, 1, 2, 2]
+    assert [sum(plain.participated(t)) for t in range(5)] == [1, 0, 1, 2, 2]
     w = simulated(env).initial_model(RUN)
     last = [torch.zeros_like(w)] * 3
     for t in range(env.rounds):
-        there = plain.present(t)
-        fresh = [plain.walk(w, t, k).model - w if there[k] else torch.zeros_like(w) for k in range(3)]
-        last = [fresh[k] if there[k] else last[k] for k in range(3)]
-        total = sum(s for s, here in zip(plain.shares, there, strict=True) if here) or 1.0
+        here = plain.participated(t)
+        fresh = [plain.train(w, t, k).model - w if here[k] else torch.zeros_like(w) for k in range(3)]
+        last = [fresh[k] if here[k] else last[k] for k in range(3)]
+        total = sum(s for s, trained in zip(plain.shares, here, strict=True) if trained) or 1.0
         moves = last if absent == "remember" else fresh
         scale = total if absent == "drop" else 1.0
         w = w + torch.stack([s * m / scale for s, m in zip(plain.shares, moves, strict=True)]).sum(0)
     assert_same(final_model(env, sgd(), absent=absent), w)
 
 
-def test_nobody_ever_there() -> None:
+def test_nobody_ever_participates() -> None:
     env = tiny(participation_probability=0.0)
-    for update in (sgd(), nova(), accumulated(prox(MU))):
+    for optimizer in (sgd(), nova(), accumulated(prox(MU)), momentum(RHO)):
         for rule in (size(), dr(), dr(loss="start"), fedadp(), fedfa()):
-            result = run_rounds(simulated(env), rule, 2, algorithm=Algorithm(update), run=RUN)
+            result = run_one(simulated(env), rule, 2, algorithm=Algorithm(optimizer))
             assert torch.equal(result.model, simulated(env).initial_model(RUN))
-            assert not result.present.any()
+            assert not result.participated.any()
             assert result.weights.sum(1).tolist() == pytest.approx([1, 1])
 
 
@@ -177,15 +197,15 @@ def test_nobody_ever_there() -> None:
 
 def test_results_and_callback() -> None:
     env = tiny(participation_probability=0.6)
-    heard: list[tuple[int, Evaluation]] = []
+    seen: list[tuple[int, Evaluation]] = []
     federation = simulated(env)
-    result = run_rounds(federation, size(), env.rounds, run=RUN, on_round=lambda t, test: heard.append((t, test)))
+    (result,) = run_rounds(federation, size(), env.rounds, on_round=lambda t, tests: seen.append((t, tests[0])))
     plain = Plain(env, mlp(env))
-    assert result.present.tolist() == [plain.present(t) for t in range(3)]
+    assert result.participated.tolist() == [plain.participated(t) for t in range(3)]
     assert torch.equal(result.weights, torch.tensor([plain.shares] * 3, dtype=torch.float64))
-    assert [t for t, _ in heard] == [0, 1, 2]
-    assert tuple(test for _, test in heard) == result.evaluations
-    assert result.accuracies == [test.accuracy for _, test in heard]
+    assert [t for t, _ in seen] == [0, 1, 2]
+    assert tuple(test for _, test in seen) == result.evaluations
+    assert result.accuracies == [test.accuracy for _, test in seen]
 
     data = env.load()
     logits = plain.module(result.model)(data.x_test.double())
@@ -219,36 +239,38 @@ def test_divergence_names_round_and_client() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_client_that_diverges_alone_is_set_aside() -> None:
-    """a is away, and only c makes the second step that can overflow here: b goes on without it."""
+def test_a_client_that_diverges_alone_is_rejected() -> None:
+    """a is absent, and only c makes the second step that can overflow here: b continues without it."""
     participation_probability = {"a": 0.0, "b": 1.0, "c": 1.0}
     env = tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e19, participation_probability=participation_probability)
-    result = run_rounds(simulated(env, dtype=torch.float32), size(), 1)
-    assert result.present.tolist() == [[False, True, False]]
+    result = run_one(simulated(env, dtype=torch.float32), size(), 1)
+    assert result.participated.tolist() == [[False, True, False]]
     assert [(entry.round, entry.client) for entry in result.rejected] == [(0, "c")]
-    assert result.warnings == ("client c was set aside in round 1 of 1: it went non-finite during local training.",)
+    assert result.warnings == ("client c was rejected in round 1 of 1: it went non-finite during local training.",)
 
 
 @pytest.mark.parametrize("outer", ["path", "balanced"])
-@pytest.mark.parametrize("update", [sgd(), prox(0.1)], ids=["sgd", "prox"])
-def test_nothing_is_left_of_a_client_that_diverges(update: LocalOptimizer, outer: OuterName) -> None:
-    """Sums of gradients that a walk adds up itself, and those that an update carries: as if c had been away."""
+@pytest.mark.parametrize("optimizer", [sgd(), prox(0.1)], ids=["sgd", "prox"])
+def test_nothing_is_left_of_a_client_that_diverges(optimizer: LocalOptimizer, outer: str) -> None:
+    """Sums of gradients that training adds up itself, and those that an update carries: as if c had been absent."""
     wide = {"a": 9, "b": 2, "c": 9}
     env, alone = (
         tiny(wide, epochs=1, lr=1e19, participation_probability={"a": 0.0, "b": 1.0, "c": present})
         for present in (1.0, 0.0)
     )
-    more: dict[str, Any] = {"update": update, "outer": OuterLoss(outer), "path_gradient": True, "absent_loss": "skip"}
+    more: dict[str, Any] = {"optimizer": optimizer, "outer": OUTER_LOSSES.make(outer), "absent_loss": "skip"}
+    more |= {"path_gradient": True}
     found, expected = (train(simulated(e, dtype=torch.float32), "gradients", **more) for e in (env, alone))
-    assert list(found.refused) == ["c"]
-    assert found.present.tolist() == expected.present.tolist() == [False, True, False]
-    for name in ("updates", "gradients", "outer_gradient"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-    assert found.outer_loss == pytest.approx(expected.outer_loss)
+    assert list(found.rejected) == ["c"]
+    assert found.participated.tolist() == expected.participated.tolist() == [False, True, False]
+    torch.testing.assert_close(found.updates.rows, expected.updates.rows)
+    torch.testing.assert_close(found.metric("gradients"), expected.metric("gradients"))
+    torch.testing.assert_close(found.outer.gradient, expected.outer.gradient)
+    assert found.outer.loss == pytest.approx(expected.outer.loss)
 
 
 def test_divergence_where_nobody_is_left() -> None:
-    """c is set aside in the first round, and from where that leads b cannot go on either."""
+    """c is rejected in the first round, and from where that leads b cannot continue either."""
     env = tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e38, participation_probability={"a": 0.0, "b": 1.0, "c": 1.0})
     with pytest.raises(DivergenceError, match="client 'b'"):
         run_rounds(simulated(env, dtype=torch.float32), size(), env.rounds)
@@ -274,12 +296,12 @@ def test_listing_the_clients_otherwise_only_reorders(rule: Any, order: list[str]
     results = []
     for keys in (list(SIZES), order):
         env = tiny({key: SIZES[key] for key in keys}, seed=seed, participation_probability=0.8)
-        results.append(run_rounds(simulated(env), rule, 2, algorithm=Algorithm(nova()), run=RUN))
+        results.append(run_one(simulated(env), rule, 2, algorithm=Algorithm(nova())))
     listed, relisted = results
     columns = [list(SIZES).index(key) for key in order]
     assert_same(relisted.model, listed.model, 1e-9)
     assert_same(relisted.weights, listed.weights[:, columns], 1e-9)
-    assert torch.equal(relisted.present, listed.present[:, columns])
+    assert torch.equal(relisted.participated, listed.participated[:, columns])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -288,7 +310,7 @@ def test_listing_the_clients_otherwise_only_reorders(rule: Any, order: list[str]
 def test_the_seed_and_the_run_decide_everything(dtype: torch.dtype, seed: int) -> None:
     def model(seed: int, run: str) -> Tensor:
         env = tiny(seed=seed, participation_probability=0.8)
-        return run_rounds(simulated(env, dtype=dtype), dr(), 2, run=run).model
+        return run_one(simulated(env, dtype=dtype), dr(), 2, run=run).model
 
     first = model(seed, "trial-0")
     torch.rand(3)  # the global generator plays no part
@@ -309,10 +331,10 @@ def test_rules_see_what_they_need_in_every_round() -> None:
     """FedFa's weights over a run, from accuracies of plainly trained models."""
     env = tiny(rounds=2)
     plain = Plain(env, mlp(env))
-    result = run_rounds(simulated(env), fedfa(gamma=1.0), 2, run=RUN)
+    result = run_one(simulated(env), fedfa(gamma=1.0), 2)
     w = simulated(env).initial_model(RUN)
     for t in range(2):
-        models = [plain.walk(w, t, k).model for k in range(3)]
+        models = [plain.train(w, t, k).model for k in range(3)]
         accuracies = []
         for k, model in enumerate(models):
             x, y = plain.client(k)
@@ -324,18 +346,18 @@ def test_rules_see_what_they_need_in_every_round() -> None:
     assert_same(result.model, w)
 
 
-def test_step_sizes_stretch_the_direction() -> None:
+def test_step_sizes_scale_the_direction() -> None:
     """One round at a time by hand; rounds beyond the last size repeat it."""
     env = tiny(rounds=4)
     sizes = (0.5, 2.0, 1.5)
-    stretched = run_rounds(simulated(env), size(), 4, algorithm=Algorithm(step_sizes=sizes))
+    scaled = run_one(simulated(env), size(), 4, algorithm=Algorithm(step_sizes=sizes))
     plain = Plain(env, mlp(env))
     w = simulated(env).initial_model(RUN)
     for t, by in enumerate((*sizes, sizes[-1])):
-        models = [plain.walk(w, t, k).model for k in range(3)]
+        models = [plain.train(w, t, k).model for k in range(3)]
         average = torch.stack([share * model for share, model in zip(plain.shares, models, strict=True)]).sum(0)
         w = w + by * (average - w)
-    torch.testing.assert_close(stretched.model, w)
+    torch.testing.assert_close(scaled.model, w)
 
 
 @pytest.mark.parametrize("wrong", [(-0.1,), (1.0, float("nan")), (float("inf"),), ("1",)])
@@ -344,22 +366,123 @@ def test_step_sizes_are_finite_and_not_negative(wrong: Any) -> None:
         Algorithm(step_sizes=wrong)
 
 
-# --- several runs in step ----------------------------------------------------------------------------------
+# --- several runs at once ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", [size(), fedadp(), fedfa()], ids=["size", "fedadp", "fedfa"])
-def test_runs_in_step_are_runs_apart(rule: Rule) -> None:
+def test_batched_runs_are_runs_apart(rule: Rule) -> None:
     env = tiny(participation_probability=0.6)
     names = ["trial-0", "trial-1", "trial-2"]
-    heard: list[tuple[int, int]] = []
-    for federation in (simulated(env), OneByOne(simulated(env))):
-        assert isinstance(federation, TrainsTogether) == isinstance(federation, SimulatedFederation)
-        together = run_together(
-            federation, rule, env.rounds, names, on_round=lambda t, tests: heard.append((t, len(tests)))
+    seen: list[tuple[int, int]] = []
+    for federation in (simulated(env), ContractOnly(simulated(env))):
+        together = run_rounds(
+            federation, rule, env.rounds, names, on_round=lambda t, tests: seen.append((t, len(tests)))
         )
         for name, found in zip(names, together, strict=True):
-            alone = run_rounds(simulated(env), rule, env.rounds, run=name)
+            alone = run_one(simulated(env), rule, env.rounds, run=name)
             assert torch.equal(found.model, alone.model)
             assert torch.equal(found.weights, alone.weights)
             assert found.accuracies == alone.accuracies
-    assert heard == 2 * [(t, 3) for t in range(env.rounds)]
+    assert seen == 2 * [(t, 3) for t in range(env.rounds)]
+
+
+# --- stopping early ----------------------------------------------------------------------------------------
+
+
+def test_a_callback_stops_a_run_early() -> None:
+    env = tiny(rounds=5)
+    early = run_rounds(simulated(env), size(), 5, ["trial-0", "trial-1"], on_round=lambda t, tests: t == 1)
+    for name, result in zip(("trial-0", "trial-1"), early, strict=True):
+        assert len(result.evaluations) == len(result.weights) == len(result.participated) == 2
+        assert torch.equal(result.model, run_one(simulated(env), size(), 2, run=name).model)
+
+
+# --- sampled clients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("reachable", [1.0, 0.6])
+def test_sampled_clients_in_a_run(absent: Absent, reachable: float) -> None:
+    """Size weights over the cohort (and, under remember, over all that have ever sent an update), written out."""
+    sizes = {"a": 7, "b": 4, "c": 9, "d": 6}
+    env = tiny(sizes, rounds=4, clients_per_round=2, participation_probability=reachable, seed=5)
+    plain = Plain(env, mlp(env))
+    w = simulated(env).initial_model(RUN)
+    memory: dict[int, Tensor] = {}
+    seen = set()
+    for t in range(env.rounds):
+        taking_part = participation(env, RUN, t)
+        assert taking_part.cohort.sum() == 2
+        seen |= set(taking_part.cohort.nonzero()[0].tolist())
+        here = taking_part.participating.nonzero()[0].tolist()
+        fresh = {k: plain.train(w, t, k).model - w for k in here}
+        memory |= fresh
+        moves = memory if absent == "remember" else fresh
+        among = set(moves) | (set() if absent == "drop" else set(taking_part.cohort.nonzero()[0].tolist()))
+        total = sum(plain.shares[k] for k in among)
+        for k, move in moves.items():
+            w = w + plain.shares[k] / total * move
+    assert len(seen) > 2
+    assert_same(final_model(env, sgd(), absent=absent), w)
+
+
+def test_nova_counts_the_steps_of_the_cohort_alone() -> None:
+    """τ_eff = Σ_k (N_k/N_C) τ_k over the clients sampled, of whom one is absent in some rounds."""
+    sizes = {"a": 7, "b": 4, "c": 9, "d": 6}
+    env = tiny(sizes, rounds=4, clients_per_round=3, participation_probability=0.7, seed=2)
+    plain = Plain(env, mlp(env))
+    w = simulated(env).initial_model(RUN)
+    absences = 0
+    for t in range(env.rounds):
+        taking_part = participation(env, RUN, t)
+        cohort = taking_part.cohort.nonzero()[0].tolist()
+        absences += int(taking_part.absent.sum())
+        shares = {k: plain.shares[k] / sum(plain.shares[c] for c in cohort) for k in cohort}
+        steps = plain.steps(t)
+        effective = sum(shares[k] * steps[k] for k in cohort)
+        models = {k: plain.train(w, t, k, scale=effective / steps[k]).model for k in cohort if steps[k]}
+        w = w + torch.stack([shares[k] * (model - w) for k, model in models.items()]).sum(0)
+    assert absences
+    assert_same(final_model(env, nova()), w)
+
+
+def test_clients_that_were_not_sampled_are_not_evaluated() -> None:
+    """Losses of the cohort alone are reported, absent ones' too; the others' are unknown."""
+    env = tiny(clients_per_round=2, participation_probability=0.5, rounds=6, seed=1)
+    federation = simulated(env)
+    absences = 0
+    for t in range(env.rounds):
+        outer = OUTER_LOSSES.make("path")
+        more: dict[str, Any] = {"outer": outer, "path_gradient": True, "absent_loss": "evaluate"}
+        found = train(federation, "loss", "start_loss", "accuracy", round=t, **more)
+        taking_part = participation(env, RUN, t)
+        assert found.cohort.tolist() == taking_part.cohort.tolist()
+        assert found.participated.tolist() == taking_part.participating.tolist()
+        assert (~found.metric("loss").isnan()).tolist() == found.cohort.tolist()
+        assert (~found.metric("start_loss").isnan()).tolist() == found.cohort.tolist()
+        assert (~found.metric("accuracy").isnan()).tolist() == found.participated.tolist()
+        plain, start = Plain(env, mlp(env)), federation.initial_model(RUN)
+        met = sum(
+            sum(plain.train(start, t, k).losses if found.participated[k] else plain.losses_at(start, t, k))
+            for k in range(3)
+            if found.cohort[k]
+        )
+        assert found.outer.loss == pytest.approx(met)
+        absences += int(taking_part.absent.sum())
+    assert absences
+
+
+@settings(max_examples=8)
+@given(order=st.permutations(list(SIZES)), seed=st.integers(0, 50))
+def test_listing_sampled_clients_otherwise_only_reorders(order: list[str], seed: int) -> None:
+    absents: list[Absent] = ["keep", "drop", "remember"]
+    for absent in absents:
+        results = []
+        for keys in (list(SIZES), order):
+            env = tiny({key: SIZES[key] for key in keys}, seed=seed, clients_per_round=2, participation_probability=0.8)
+            results.append(run_one(simulated(env), dr(), 2, algorithm=Algorithm(nova(), absent=absent)))
+        listed, relisted = results
+        columns = [list(SIZES).index(key) for key in order]
+        assert_same(relisted.model, listed.model, 1e-9)
+        assert_same(relisted.weights, listed.weights[:, columns], 1e-9)
+        assert torch.equal(relisted.participated, listed.participated[:, columns])

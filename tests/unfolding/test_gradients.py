@@ -1,24 +1,26 @@
 """Both adjoints in float64 against autograd through the fully unrolled run."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedunfold.aggregation.absent import Absent
+from fedunfold import server
 from fedunfold.config import Environment
-from fedunfold.core.params import ModelFactory, model_factory
-from fedunfold.core.task import OuterLoss
+from fedunfold.config.model import model_factory
+from fedunfold.core.algorithm import Absent, Algorithm
+from fedunfold.core.messages import AbsentLoss
+from fedunfold.core.params import ModelFactory
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer, ServerOptimizer, State
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.engines.simulation.schedule import RoundRng
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, prox, sgd
-from fedunfold.server.optimizers import adam, momentum, plain
-from fedunfold.training.loop import Algorithm
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.local import accumulated, momentum, nova, prox, sgd
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from tests.support.federations import participation
+from tests.support.outside_package.outside_parts import AdamW
 from tests.support.unrolled import Unrolled, gradients_of
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5}
@@ -27,19 +29,42 @@ RUN = "learn-0"
 TOLERANCE = 1e-9
 
 OUTER = ["path", "sample", "balanced", "final", "final-balanced", "mse"]
-UPDATES = {
+LOCAL: dict[str, LocalOptimizer] = {
     "sgd": sgd(),
     "prox": prox(0.5),
     "nova": nova(),
     "accumulated": accumulated(sgd()),
     "accumulated-prox": accumulated(prox(0.5)),
 }
-PRESENCE = [("keep", "all", "evaluate")] + [
-    (absent, "some", absent_loss) for absent, absent_loss in product(["keep", "drop", "remember"], ["evaluate", "skip"])
+
+
+@dataclass(frozen=True)
+class Anchored(LocalOptimizer):
+    """Its state begins at w^(t), and its steps pull towards half of it."""
+
+    name: ClassVar[str] = "anchored"
+
+    def init(self, params: Tensor) -> State:
+        return (0.5 * params,)
+
+    def step(self, params: Tensor, gradient: Tensor, state: State, lr: Tensor, anchor: Tensor) -> tuple[Tensor, State]:
+        return params - lr * (gradient + params - state[0] + 0.3 * anchor), (0.9 * state[0] + 0.1 * params,)
+
+
+STATEFUL: dict[str, LocalOptimizer] = {
+    "momentum": momentum(0.6),
+    "accumulated-momentum": accumulated(momentum(0.6)),
+    "adamw": AdamW(decay=0.4),
+    "anchored": Anchored(),
+}
+ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")
+ABSENT_LOSS: tuple[AbsentLoss, ...] = ("evaluate", "skip")
+PARTICIPATION = [("keep", "all", "evaluate")] + [
+    (absent, "some", absent_loss) for absent, absent_loss in product(ABSENT, ABSENT_LOSS)
 ]
 
 
-def federation_of(shape: tuple[int, ...], presence: str, **changes: object) -> Environment:
+def federation_of(shape: tuple[int, ...], who: str) -> Environment:
     """Four clients with unequal steps and short minibatches; with `some`, one of three rounds has nobody."""
     stream = np.random.default_rng(1)
     clients = {
@@ -51,18 +76,19 @@ def federation_of(shape: tuple[int, ...], presence: str, **changes: object) -> E
         clients,
         test,
         epochs=EPOCHS,
-        participation_probability=1.0 if presence == "all" else 0.5,
+        participation_probability=1.0 if who == "all" else 0.5,
         model=(4,),
         rounds=3,
         batch_size=3,
         lr=0.3,
     )
-    if presence == "all":
+    if who == "all":
         return env
     for seed in range(1000):
-        there = [RoundRng(seed, RUN, t).present(tuple(SIZES), [0.5] * 4, None).sum() for t in range(3)]
-        if there[1] == 0 and 0 < there[0] < 4 and 0 < there[2] < 4:
-            return env.replace(seed=seed)
+        drawn = env.replace(seed=seed)
+        here = [participation(drawn, RUN, t).participating.sum() for t in range(3)]
+        if here[1] == 0 and 0 < here[0] < 4 and 0 < here[2] < 4:
+            return drawn
     raise AssertionError("no seed leaves exactly the middle round empty")
 
 
@@ -73,17 +99,18 @@ def relative_error(
     outer: str,
     adjoint: AdjointKind,
     memory_budget: int = 2**20,
-    screened: frozenset[tuple[int, int]] = frozenset(),
+    rejected: frozenset[tuple[int, int]] = frozenset(),
 ) -> float:
     """The larger of those of dL/dθ and dL/ds, at step sizes that are not 1."""
     algorithm = replace(algorithm, step_sizes=(0.7, 1.6, 1.2))
     federation = SimulatedFederation(env, model=model, dtype=torch.float64, memory_budget=memory_budget)
     start = federation.initial_model(RUN)
     theta = torch.from_numpy(np.random.default_rng(2).uniform(0.3, 1.0, (env.rounds, len(SIZES))))
-    ours = unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run=RUN, model=start)  # type: ignore[arg-type]
-    assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.rejected} == screened
+    parts = (federation, theta, algorithm, OUTER_LOSSES.make(outer), adjoint)
+    (ours,) = unroll_and_grad(*parts, runs=[RUN], models=[start])
+    assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.rejected} == rejected
     unrolled = Unrolled(env, model(), algorithm, outer, first_order=adjoint == "first_order")
-    unrolled.screened = screened
+    unrolled.rejected = rejected
     loss, *gradients = gradients_of(unrolled, theta, start, RUN)
     assert ours.loss == pytest.approx(loss, rel=1e-12)
     errors = []
@@ -97,15 +124,15 @@ def mlp(env: Environment) -> ModelFactory:
     return model_factory(env.model, (5,), 3)
 
 
-@pytest.mark.parametrize("server", [plain(), adam(0.05)], ids=["plain", "adam"])
-@pytest.mark.parametrize("presence", PRESENCE, ids="-".join)
-@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("optimizer", [server.sgd(), server.adam(0.05)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("who", PARTICIPATION, ids="-".join)
+@pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_mlp(adjoint: AdjointKind, update: str, presence: tuple[str, str, str], server: object) -> None:
-    absent, who, absent_loss = presence
-    env = federation_of((5,), who)
+def test_mlp(adjoint: AdjointKind, local: str, who: tuple[Absent, str, AbsentLoss], optimizer: ServerOptimizer) -> None:
+    absent, participating, absent_loss = who
+    env = federation_of((5,), participating)
     for outer in OUTER:
-        algorithm = Algorithm(UPDATES[update], server, absent, absent_loss)  # type: ignore[arg-type]
+        algorithm = Algorithm(LOCAL[local], optimizer, absent, absent_loss)
         assert relative_error(env, mlp(env), algorithm, outer, adjoint) <= TOLERANCE, outer
 
 
@@ -120,12 +147,12 @@ def small_convolution() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_convolution(adjoint: AdjointKind, update: str, absent: str) -> None:
+def test_convolution(adjoint: AdjointKind, local: str, absent: Absent) -> None:
     env = federation_of((1, 4, 4), "some")
-    algorithm = Algorithm(UPDATES[update], absent=absent)  # type: ignore[arg-type]
+    algorithm = Algorithm(LOCAL[local], absent=absent)
     assert SimulatedFederation(env, model=small_convolution).kernel == "ModuleKernel"
     for outer in OUTER:
         assert relative_error(env, small_convolution, algorithm, outer, adjoint) <= TOLERANCE, outer
@@ -144,22 +171,24 @@ def normalised_with_dropout() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("server", [plain(), adam(0.05)], ids=["plain", "adam"])
-@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("optimizer", [server.sgd(), server.adam(0.05)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_running_statistics_and_dropout(adjoint: AdjointKind, update: str, absent: str, server: object) -> None:
+def test_running_statistics_and_dropout(
+    adjoint: AdjointKind, local: str, absent: Absent, optimizer: ServerOptimizer
+) -> None:
     """Statistics are averaged with Θ and have no gradient; dropout is the same when a round is met again."""
     env = federation_of((1, 4, 4), "some")
-    algorithm = Algorithm(UPDATES[update], server, absent)  # type: ignore[arg-type]
+    algorithm = Algorithm(LOCAL[local], optimizer, absent)
     for outer in ("path", "balanced", "final"):
         assert relative_error(env, normalised_with_dropout, algorithm, outer, adjoint) <= TOLERANCE, outer
 
 
-@pytest.mark.parametrize("update", UPDATES)
-def test_checkpoints_inside_a_round_change_nothing(update: str) -> None:
+@pytest.mark.parametrize("local", LOCAL | STATEFUL)
+def test_checkpoints_inside_a_round_change_nothing(local: str) -> None:
     env = federation_of((5,), "all")
-    algorithm = Algorithm(UPDATES[update])
+    algorithm = Algorithm((LOCAL | STATEFUL)[local])
     assert relative_error(env, mlp(env), algorithm, "balanced", "exact", memory_budget=0) <= TOLERANCE
 
 
@@ -192,40 +221,93 @@ def test_both_kernels_agree() -> None:
     for model in (mlp(env), Wrapped):
         federation = SimulatedFederation(env, model=model, dtype=torch.float64)
         start = federation.initial_model(RUN)
-        algorithm = Algorithm(nova(), adam(), "remember")
-        found.append(unfold(federation, theta, algorithm, OuterLoss("balanced"), "exact", run=RUN, model=start))
+        parts = (federation, theta, Algorithm(nova(), server.adam(), "remember"), OUTER_LOSSES.make("balanced"))
+        found += unroll_and_grad(*parts, "exact", runs=[RUN], models=[start])
     torch.testing.assert_close(found[0].gradient, found[1].gradient, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found[0].model, found[1].model, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("absent", ABSENT)
 def test_through_the_servers_momentum(absent: Absent) -> None:
     env = federation_of((5,), "some")
-    algorithm = Algorithm(server=momentum(0.7, lr=0.8), absent=absent)
+    algorithm = Algorithm(server=server.momentum(0.7, lr=0.8), absent=absent)
     for adjoint in get_args(AdjointKind):
         assert relative_error(env, mlp(env), algorithm, "path", adjoint) <= TOLERANCE
 
 
-def test_client_sampling_counts_as_absence() -> None:
-    env = federation_of((5,), "all").replace(clients_per_round=2)
-    for absent in ("keep", "drop", "remember"):
-        algorithm = Algorithm(LocalOptimizer("sgd"), absent=absent)
-        assert relative_error(env, mlp(env), algorithm, "sample", "exact") <= TOLERANCE
+def test_through_the_servers_learning_rate() -> None:
+    env = federation_of((5,), "some")
+    for adjoint in get_args(AdjointKind):
+        assert relative_error(env, mlp(env), Algorithm(server=server.sgd(0.6)), "path", adjoint) <= TOLERANCE
 
 
-@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-@pytest.mark.parametrize("update", ["sgd", "prox", "nova", "accumulated"])
+# --- any local optimiser -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "convolution", "normalised"])
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("local", STATEFUL)
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_one_set_aside_has_no_part_in_the_gradient(adjoint: AdjointKind, update: str, absent: Absent) -> None:
-    """c's features are far too large. In the first round four clients are no range yet, from then on c is set aside:
-    its update, its losses along the way and what the server would remember of it; τ_eff stays that of all four."""
+def test_local_optimizers_with_state(adjoint: AdjointKind, local: str, absent: Absent, model: str) -> None:
+    """Through their steps and their state; first order leaves out the curvature of the loss and nothing else."""
+    env = federation_of((5,) if model == "mlp" else (1, 4, 4), "some")
+    build = {"mlp": mlp(env), "convolution": small_convolution, "normalised": normalised_with_dropout}[model]
+    algorithm = Algorithm(STATEFUL[local], server.adam(0.05), absent)
+    for outer in ("path", "balanced", "final", "mse"):
+        assert relative_error(env, build, algorithm, outer, adjoint) <= TOLERANCE, outer
+
+
+def test_first_order_and_exact_differ_for_any_of_them() -> None:
+    env = federation_of((5,), "all")
+    for optimizer in (*LOCAL.values(), *STATEFUL.values()):
+        federation = SimulatedFederation(env, dtype=torch.float64)
+        parts = (federation, torch.ones(3, 4, dtype=torch.float64), Algorithm(optimizer), OUTER_LOSSES.make("path"))
+        start = federation.initial_model(RUN)
+        found = [unroll_and_grad(*parts, kind, runs=[RUN], models=[start])[0] for kind in get_args(AdjointKind)]
+        assert float((found[0].gradient - found[1].gradient).norm()) > 1e-3 * float(found[1].gradient.norm())
+
+
+# --- sampled cohorts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reachable", [1.0, 0.6])
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "momentum"])
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_sampled_cohorts(adjoint: AdjointKind, local: str, absent: Absent, reachable: float) -> None:
+    """Weights are normalised over the cohort; absences within it, where clients cannot always be reached."""
+    env = federation_of((5,), "all").replace(clients_per_round=2)
+    if reachable < 1:
+        clients = [client.model_copy(update={"participation_probability": reachable}) for client in env.clients]
+        env = env.replace(clients=clients, seed=3)
+        absences = [participation(env, RUN, t).absent.sum() for t in range(3)]
+        assert 0 < sum(absences) < 6
+    for outer, absent_loss in (("path", "evaluate"), ("balanced", "evaluate"), ("path", "skip")):
+        algorithm = Algorithm((LOCAL | STATEFUL)[local], absent=absent, absent_loss=absent_loss)  # type: ignore[arg-type]
+        assert relative_error(env, mlp(env), algorithm, outer, adjoint) <= TOLERANCE, (outer, absent_loss)
+
+
+@pytest.mark.parametrize("absent", ABSENT)
+def test_sampled_cohorts_under_an_adaptive_server(absent: Absent) -> None:
+    env = federation_of((5,), "all").replace(clients_per_round=3)
+    for adjoint in get_args(AdjointKind):
+        algorithm = Algorithm(nova(), server.adam(0.05), absent)
+        assert relative_error(env, mlp(env), algorithm, "balanced", adjoint) <= TOLERANCE
+
+
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "accumulated"])
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_a_rejected_client_has_no_part_in_the_gradient(adjoint: AdjointKind, local: str, absent: Absent) -> None:
+    """c's features are far too large. In the first round four clients are no range yet, from then on c is rejected:
+    its update, its losses along the path and what the server would remember of it; τ_eff stays that of all four."""
     env = federation_of((5,), "all")
     data = env.load()
     data.x[data.offsets[2] : data.offsets[3]] *= 40
-    algorithm = Algorithm(UPDATES[update], adam(0.05), absent, screen="norm")
-    screened = frozenset({(1, 2), (2, 2)})
+    algorithm = Algorithm(LOCAL[local], server.adam(0.05), absent, filter="norm")
+    rejected = frozenset({(1, 2), (2, 2)})
     for outer in ("path", "balanced", "final"):
-        assert relative_error(env, mlp(env), algorithm, outer, adjoint, screened=screened) <= TOLERANCE, outer
+        assert relative_error(env, mlp(env), algorithm, outer, adjoint, rejected=rejected) <= TOLERANCE, outer
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
@@ -234,9 +316,9 @@ def test_one_that_diverges_alone_has_no_part_in_the_gradient(adjoint: AdjointKin
     env = federation_of((5,), "all")
     data = env.load()
     data.x[data.offsets[2] : data.offsets[3]] *= 40
-    screened = frozenset((t, 2) for t in range(3))
+    rejected = frozenset((t, 2) for t in range(3))
     for outer in ("final", "path"):
-        error = relative_error(env, Overflowing, Algorithm(nova()), outer, adjoint, screened=screened)
+        error = relative_error(env, Overflowing, Algorithm(nova()), outer, adjoint, rejected=rejected)
         assert error <= TOLERANCE, outer
 
 

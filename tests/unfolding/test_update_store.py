@@ -1,37 +1,38 @@
-"""Updates kept in half the memory or on disk, and what that does to the gradient."""
+"""Updates stored in half the memory or on disk, and what that does to the gradient."""
 
 import errno
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 
+from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import OuterLoss
-from fedunfold.server.optimizers import adam
-from fedunfold.training.loop import Algorithm
+from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.server import adam
 from fedunfold.unfolding import Learning
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from fedunfold.unfolding.update_store import UpdateStorage
 from tests.support.federations import simulated, tiny
 
 RUN = "learn-0"
 
 
-def gradient(tape: UpdateStorage, absent: Any, adjoint: AdjointKind, dtype: torch.dtype) -> torch.Tensor:
+def gradient(storage: UpdateStorage, absent: Absent, adjoint: AdjointKind, dtype: torch.dtype) -> torch.Tensor:
     federation = simulated(tiny(participation_probability=0.6, rounds=6, seed=3), dtype=dtype)
     theta = torch.linspace(0.4, 0.9, 18, dtype=torch.float64).view(6, 3)
     algorithm = Algorithm(server=adam(), absent=absent)
     start = federation.initial_model(RUN)
-    return unfold(federation, theta, algorithm, OuterLoss("path"), adjoint, run=RUN, model=start, tape=tape).gradient
+    parts = (federation, theta, algorithm, OUTER_LOSSES.make("path"), adjoint)
+    return unroll_and_grad(*parts, runs=[RUN], models=[start], storage=storage)[0].gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("adjoint", get_args(AdjointKind))
 @pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-def test_the_gradient(absent: str, adjoint: AdjointKind, dtype: torch.dtype) -> None:
+def test_the_gradient(absent: Absent, adjoint: AdjointKind, dtype: torch.dtype) -> None:
     full = gradient("full", absent, adjoint, dtype)
     rounding = 1e-5 if dtype == torch.float32 else 1e-12  # products of rows one by one are summed in another order
     assert torch.allclose(
@@ -47,7 +48,7 @@ def test_the_file_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -56,6 +57,6 @@ def test_a_full_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         gradient("disk", "keep", "first_order", torch.float32)
 
 
-def test_other_tapes_are_refused() -> None:
-    with pytest.raises(InputError, match="'full', 'half' or on 'disk', not 'tapeworm'"):
-        Learning(tape="tapeworm")  # type: ignore[arg-type]
+def test_other_storages_are_refused() -> None:
+    with pytest.raises(InputError, match="update_storage of a learning is one of full, half, disk, not 'tape'"):
+        Learning(update_storage="tape")  # type: ignore[arg-type]

@@ -1,21 +1,21 @@
-"""A site: it trains on its own data and answers the server's requests, keeping nothing in between."""
+"""A client: it trains on its own data and answers the server's messages, storing nothing in between."""
 
 from flwr.app import Context
 
 from fedunfold.core.errors import InputError
-from fedunfold.engines.flower import LocalClient, client_app, site_from_npz, site_of
-from fedunfold_app.settings import agreement, bundled, precision
+from fedunfold.engines.flower import LocalClient, client_app, client_from_environment, client_from_npz
+from fedunfold_app.settings import bundled, federation_config, precision
 
 
-def open_site(context: Context) -> LocalClient:
-    """The client this node is: `key` and `path` in its node-config, or one of a bundled environment's clients."""
+def open_client(context: Context) -> LocalClient:
+    """The client this node is: `client-id` and `path` in its node-config, or one of a bundled environment's clients."""
     config, node = context.run_config, context.node_config
-    agreed = agreement(config)
-    if agreed is None:
-        return site_of(bundled(str(config["environment"])), context, precision(config))
-    if not {"key", "path"} <= node.keys():
-        raise InputError("""node-config needs the client's key and data, as --node-config 'key="a" path="a.npz"'.""")
-    return site_from_npz(str(node["path"]), str(node["key"]), agreed, precision(config))
+    custom = federation_config(config)
+    if custom is None:
+        return client_from_environment(bundled(str(config["environment"])), context, precision(config))
+    if not {"client-id", "path"} <= node.keys():
+        raise InputError("""node-config needs the client's id and data, as 'client-id="a" path="a.npz"'.""")
+    return client_from_npz(str(node["path"]), str(node["client-id"]), custom, precision(config))
 
 
-app = client_app(open_site)
+app = client_app(open_client)

@@ -10,13 +10,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.engines.flower import RemoteFederation, federation, federation_of
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.engines.flower import RemoteFederation, federation_from_config, federation_from_environment
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules import WeightingRule, size
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import changed, learned_method, method
 from fedunfold.unfolding import learn
-from fedunfold_app.settings import Config, agreement, bundled, precision
+from fedunfold_app.settings import Config, bundled, federation_config, precision
 
 app = ServerApp()
 Contender = tuple[WeightingRule, Algorithm]
@@ -26,22 +27,23 @@ Contender = tuple[WeightingRule, Algorithm]
 def main(grid: Grid, context: Context) -> None:
     config, began = context.run_config, time.monotonic()
     folder = Path(str(config["folder"])) if config["folder"] else None
-    clients, tested_on = meet(grid, config)
+    clients, tested_on = connect(grid, config)
     runs: dict[str, Any] = {}
     for name, (rule, algorithm) in contenders(clients, config, folder).items():
         state = folder / f"{name}-run.safetensors" if folder else None
-        # The same updates under two sets of weights would tell a private federation's server more than their sums.
-        run = f"trial-{name}" if config["private"] else "trial-0"
-        result = run_rounds(clients, rule, clients.environment.rounds, algorithm=algorithm, run=run, checkpoint=state)
+        # The same updates under two sets of weights would tell the server of secure sums more than their sums.
+        run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
+        rounds = clients.environment.rounds
+        (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state)
         last = result.evaluations[-1]
-        runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "present": result.present.int().tolist()}
+        runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "participated": result.participated.int().tolist()}
         print(f"{name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)
     report = {
-        "clients": [client.key for client in clients.clients],
+        "clients": [client.client_id for client in clients.clients],
         "rounds": clients.environment.rounds,
         "tested_on": tested_on,
         "runs": runs,
-        "faults": clients.faults.as_dict(),
+        "failures": clients.failures.as_dict(),
         "seconds": round(time.monotonic() - began, 1),
     }
     text = json.dumps(report)
@@ -50,21 +52,25 @@ def main(grid: Grid, context: Context) -> None:
         write_atomically(folder / "report.json", lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def meet(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
+def connect(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
     """The clients, once all have registered, and what models are tested on."""
-    how: dict[str, Any] = {name: float(config[name]) for name in ("timeout", "patience")}
-    how |= {"dtype": precision(config), "private": bool(config["private"])}
-    agreed = agreement(config)
-    if agreed is None:
+    how: dict[str, Any] = {
+        "timeout": float(config["timeout"]),
+        "registration_timeout": float(config["registration-timeout"]),
+        "dtype": precision(config),
+        "secure_aggregation": bool(config["secure-aggregation"]),
+    }
+    custom = federation_config(config)
+    if custom is None:
         env = bundled(str(config["environment"]))
         env = env.replace(rounds=config["rounds"]) if config["rounds"] else env
-        return federation(grid, env, **how), f"the test set of {env.name}"
+        return federation_from_environment(grid, env, **how), f"the test set of {env.name}"
     test = str(config["test"]) or None
-    return federation_of(grid, agreed, test, **how), test or "the clients' own training data"
+    return federation_from_config(grid, custom, test, **how), test or "the clients' own training data"
 
 
 def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Contender]:
-    """What to train with: the method asked for, its weights learned where it wants that, and size weights."""
+    """What to train with: the chosen method, its weights learned where it needs that, and size weights."""
     absent = str(config["absent"]) or None
     chosen, plain = (changed(method(name), absent=absent) for name in (str(config["method"]), "fedavg"))
     sizes: dict[str, Contender] = {"size": (size(), plain.algorithm)}

@@ -1,4 +1,4 @@
-"""What the app is told by [tool.flwr.app.config] and --run-config, the same on the server and on every client."""
+"""The settings in [tool.flwr.app.config] and --run-config, the same on the server and on every client."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,13 +15,13 @@ from fedunfold.engines.flower import FederationConfig
 Config = Mapping[str, Any]
 
 
-def agreement(config: Config) -> FederationConfig | None:
-    """The federation of clients with own data, where the config names any."""
-    keys = tuple(str(config["clients"]).split())
-    if not keys:
+def federation_config(config: Config) -> FederationConfig | None:
+    """The federation of clients with custom data, where the config names any."""
+    client_ids = tuple(str(config["clients"]).split())
+    if not client_ids:
         return None
     return FederationConfig(
-        keys=keys,
+        client_ids=client_ids,
         classes=config["classes"],
         rounds=config["rounds"] or 10,
         batch_size=config["batch-size"],

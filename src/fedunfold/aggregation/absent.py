@@ -1,90 +1,84 @@
-"""How the server puts a round together when some clients are away.
+"""Who enters a round's direction, and with which coefficient, when some clients are absent.
 
 With updates Δ_k = w_k − w^(t) and weights Θ on the simplex over all K clients, the round's direction is
-u = Σ_k α_k m_k, where
+u = Σ_k α_k m_k with α_k = Θ_k / Σ_{l ∈ S} Θ_l for k in S, where
 
-| absent   | m_k                                             | α_k                                   |
-|----------|-------------------------------------------------|---------------------------------------|
-| keep     | Δ_k if present, else 0 (its unchanged w^(t))      | Θ_k                                   |
-| drop     | Δ_k over the present clients                    | Θ_k / Σ_present Θ (none present: no step) |
-| remember | Δ_k if present, else its last one (0 before any) | Θ_k                                   |
+| absent   | m_k                                                        | S                                    |
+|----------|------------------------------------------------------------|--------------------------------------|
+| keep     | Δ_k if it participates, else 0 (its unchanged w^(t))         | the cohort                           |
+| drop     | Δ_k                                                        | who participates (nobody: no step)   |
+| remember | Δ_k if it participates, else its last one (0 before any)   | the cohort, and all that are remembered |
 
-`keep` is the paper's, `drop` what a real server does, `remember` is MIFA (Gu et al. 2021).
+`keep` is the paper's, `drop` what a real server does, `remember` is MIFA (Gu et al. 2021). The cohort are the clients
+sampled for the round: a client that was not sampled is not absent, and has no part in S.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, HiddenSum, SecureUpdates
-
-Absent = Literal["keep", "drop", "remember"]
-
-
-def check_absent(absent: str) -> Absent:
-    """It, where it is one of the three; anything else is refused."""
-    if absent not in get_args(Absent):
-        raise InputError(f"unknown way to treat absent clients '{absent}'; choose keep, drop or remember.")
-    return cast(Absent, absent)
+from fedunfold.core.algorithm import Absent
+from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, UpdateSet, WeightedSum
 
 
 @dataclass(frozen=True)
-class Contributions:
-    """Who enters a round's direction, with what: `clients[n]` are indices into the K clients.
+class RememberedUpdates:
+    """Last updates of clients by index, stacked only when needed: storing a round for later costs no second copy."""
 
-    Under `remember` the updates stay with the memory and are put side by side only when asked for, so that
-    keeping a contribution for later costs no second copy.
-    """
+    memory: Mapping[int, Tensor]
+    like: Tensor
 
-    clients: Tensor
-    fresh: Tensor
-    memory: Mapping[int, Tensor] = field(default_factory=dict)
+    @property
+    def clients(self) -> Tensor:
+        """Indices of the clients they come from, [n]."""
+        return torch.tensor(list(self.memory), dtype=torch.long)
 
-    def updates(self) -> Tensor:
+    @property
+    def rows(self) -> Tensor:
         """m_k, [n, d]."""
-        return torch.stack(list(self.memory.values())) if self.memory else self.fresh
+        return torch.stack(list(self.memory.values())) if self.memory else self.like
 
-    def along(self, vector: Tensor) -> Tensor:
+    def weighted_sum(self, coefficients: Tensor) -> WeightedSum:
+        """Their sum with coefficients c [K]."""
+        summed = OpenUpdates(self.clients, self.rows).weighted_sum(coefficients)
+        return OpenSum(summed.total, summed.clients, self)
+
+    def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
-        return self.updates() @ vector
+        return self.rows @ vector
 
 
-def contributions(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> Contributions:
-    """The table's m_k. `memory` is the server's, and comes back with this round's updates in it."""
-    present = torch.nonzero(report.present).flatten()
+def entering_updates(
+    report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]
+) -> tuple[UpdateSet, Mapping[int, Tensor]]:
+    """The table's m_k, and the server's memory with this round's updates in it."""
     if absent != "remember":
-        return Contributions(present, report.updates)
+        return report.updates, memory
     # Rows of their own: a view would keep all updates of its round alive.
-    latest = {int(k): update.clone() for k, update in zip(present, report.updates, strict=True)}
-    for update in latest.values():
-        update[len(update) - report.statistics :] = 0  # added again and again, a change of a variance makes it negative
+    latest = {int(k): row.clone() for k, row in zip(report.updates.clients, report.updates.rows, strict=True)}
+    for row in latest.values():
+        report.layout.buffers(row).zero_()  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
-    return Contributions(torch.tensor(list(memory), dtype=torch.long), report.updates, memory)
+    return RememberedUpdates(memory, report.updates.rows), memory
 
 
-def coefficients(weights: Tensor, present: Tensor, absent: Absent) -> Tensor:
-    """The table's α_k from Θ [..., K], differentiable in Θ; all 0 where no present client has any weight."""
-    if absent != "drop":
+def eligible_clients(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> Tensor:
+    """The table's S, [K]; `memory` with this round's updates in it."""
+    if absent == "drop":
+        return report.participated
+    if absent == "keep" or bool(report.cohort.all()):
+        return report.cohort
+    eligible = report.cohort.clone()
+    eligible[list(memory)] = True
+    return eligible
+
+
+def coefficients(weights: Tensor, eligible: Tensor) -> Tensor:
+    """α from Θ [..., K] and S [..., K], differentiable in Θ; all 0 where no client of S has any weight."""
+    if bool(eligible.all()):
         return weights
-    there = torch.where(present, weights, 0.0)
-    total = there.sum(-1, keepdim=True)
-    return there / torch.where(total > 0, total, 1.0)
-
-
-def hidden_direction(hidden: SecureUpdates, weights: Tensor, absent: Absent) -> tuple[HiddenSum, Tensor]:
-    """The sum Σ_k Θ_k Δ_k over those who entered it, and u: under `drop` they share the weight of those who did not.
-
-    There is no `remember` here: it would need single updates.
-    """
-    found = hidden.weighted_sum(weights)
-    total = weights[found.clients].sum()
-    return found, found.total / total.to(found.total) if absent == "drop" and bool(total > 0) else found.total
-
-
-def makes_step(present: Tensor, absent: Absent) -> bool:
-    """Under `drop` a round without clients leaves the model and the server's optimiser as they are."""
-    return absent != "drop" or bool(present.any())
+    chosen = torch.where(eligible, weights, 0.0)
+    total = chosen.sum(-1, keepdim=True)
+    return chosen / torch.where(total > 0, total, 1.0)

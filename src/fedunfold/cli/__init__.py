@@ -5,35 +5,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.errors import FedunfoldError
 
 INTERRUPTED = 130
-OPTIONS = {
-    "choose another folder": "choose another --out",
-    "overwrite it": "replace it with --overwrite",
-    "without resuming": "without --resume",
-    "name the folder that holds": "name with --in the folder that holds",
-    "with fewer processes": "with fewer --jobs",
-}
-"""What the library says to somebody who writes Python, and the same for the command line."""
 
 
 class Stopped(Exception):
-    """Ctrl-C, once a command has dealt with it; the message says in one line what became of the work."""
+    """Ctrl-C, once a command has handled it; the message says in one line what became of the work."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what the user can mend is told in one line, with exit code 2, and Ctrl-C with 130."""
+    """Run a command; what the user can fix is one line on standard error and exit code 2, Ctrl-C is exit code 130."""
     try:
         from fedunfold.cli.app import app  # takes a while, and Ctrl-C can come at any time
 
         with _notes():
             app(args=arguments)
     except FedunfoldError as error:
-        message = str(error)
-        for words, option in OPTIONS.items():
-            message = message.replace(words, option)
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {with_flags(str(error))}\n")
         sys.exit(2)
     except (Stopped, KeyboardInterrupt) as stopped:
         sys.stderr.write(f"{str(stopped) or 'stopped.'}\n")
@@ -41,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Notes(logging.Handler):
-    """What the library has to say on the way, such as from where it goes on: one line each on standard error."""
+    """What the library logs, such as from where it resumes: one line each on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{record.getMessage()}\n")
+        sys.stderr.write(f"{with_flags(record.getMessage())}\n")
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from typing import Annotated, Any
 
-import click
 import typer
-from benchmarks.__main__ import bench
 from typer.core import TyperGroup
 
 from fedunfold.cli import Stopped
@@ -24,7 +22,7 @@ from fedunfold.version import VERSION
 class Commands(TyperGroup):
     """Leaves Ctrl-C to `main`; typer would exit without a word."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -50,11 +48,10 @@ app.add_typer(runs, name="runs")
 app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.command(epilog="Example: fedunfold repeat runs/demo")(repeat)
 app.command(epilog="Example: fedunfold theory runs/demo")(theory)
-app.command(epilog="Example: fedunfold bench --repeats 5 --page docs/benchmarks.md")(bench)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"fedunfold {VERSION}")
         raise typer.Exit
 
@@ -62,7 +59,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

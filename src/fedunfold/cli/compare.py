@@ -1,6 +1,7 @@
 """`fedunfold compare`, and `demo`, which is one."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import computing, environment_of, folder_for, method_from_file
+from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file
 from fedunfold.core.errors import FedunfoldError
 
 if TYPE_CHECKING:
@@ -17,34 +18,19 @@ if TYPE_CHECKING:
     from fedunfold.runs.folder import RunFolder
     from fedunfold.training.methods import Method
 
-DEMO = Path("runs/demo")  # the demo's own folder, which it replaces without being asked
+DEMO = Path("runs/demo")  # the demo's own folder, which it replaces
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the results.")] = DEMO,
-    overwrite: opt.Overwrite = False,
-    resume: opt.Resume = False,
-    format: opt.Format = "text",
-    seed: opt.Seed = None,
-    device: opt.Device = "cpu",
-    track: opt.Track = None,
-    threads: opt.Threads = None,
-) -> None:
-    """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures."""
-    environment = environment_of("digits-label-skew", seed, None)
-    _compare(
-        environment,
-        ["fedavg", "dr-fedavg", "duw-fedavg"],
-        folder_for("demo", environment, out, overwrite or out == DEMO, resume),
-        trials=5,
-        format=format,
-        device=device,
-        track=track,
-        show_weights=True,
-    )
+@opt.with_groups
+def demo(options: opt.RunOptions) -> None:
+    """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures in runs/demo."""
+    environment = environment_of("digits-label-skew", options)
+    out = options.out or DEMO
+    folder = folder_for(options, environment, out, overwrite=out == DEMO)
+    _compare(environment, ["fedavg", "dr-fedavg", "duw-fedavg"], folder, options, show_weights=True)
 
 
-@opt.with_learning
+@opt.with_groups
 def compare(
     env: opt.Env,
     methods: Annotated[
@@ -52,50 +38,25 @@ def compare(
         typer.Option("--methods", help="Names, and files of learned weights, separated by commas."),
     ] = "fedavg,duw-fedavg",
     trials: opt.Trials = 5,
-    update: opt.Update = None,
-    server: opt.Server = None,
-    absent: opt.Absent = None,
-    screen: opt.UpdateFilter = None,
-    aggregate: opt.Aggregate = None,
-    out: opt.Out = None,
-    overwrite: opt.Overwrite = False,
-    resume: opt.Resume = False,
-    format: opt.Format = "text",
-    seed: opt.Seed = None,
-    rounds: opt.Rounds = None,
-    device: opt.Device = "cpu",
-    dtype: opt.Precision = "float32",
-    track: opt.Track = None,
-    threads: opt.Threads = None,
+    aggregator: opt.Aggregator = None,
     *,
+    parts: opt.Parts,
+    options: opt.RunOptions,
     learning: opt.LearningOptions,
 ) -> None:
     """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
-    environment = environment_of(env, seed, rounds)
-    _compare(
-        environment,
-        [name.strip() for name in methods.split(",") if name.strip()],
-        folder_for("compare", environment, out, overwrite, resume),
-        trials=trials,
-        format=format,
-        device=device,
-        dtype=dtype,
-        track=track,
-        parts={"update": update, "server": server, "absent": absent, "screen": screen, "aggregate": aggregate},
-        learning=learning,
-    )
+    environment = environment_of(env, options)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    folder = folder_for(options, environment)
+    _compare(environment, names, folder, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
 
 
 def _compare(
     environment: "Environment",
     names: Sequence[str],
     folder: "RunFolder",
-    *,
-    trials: int,
-    format: opt.Format,
-    device: str,
-    track: opt.Track,
-    dtype: opt.Precision = "float32",
+    options: opt.RunOptions,
+    trials: int = 5,
     parts: dict[str, str | None] | None = None,
     learning: opt.LearningOptions | None = None,
     show_weights: bool = False,
@@ -108,16 +69,15 @@ def _compare(
 
     ending: Stopped | FedunfoldError | None = None
     with folder:
-        with computing(folder.threads), console.ProgressTracker() as progress:
-            tracker = trackers.trackers(progress, environment, folder, track)
+        with followed(options, environment, folder) as (progress, tracker):
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
                 comparison = compare.compare(
                     environment,
                     chosen,
                     trials=trials,
-                    device=device,
-                    dtype=getattr(torch, dtype),
+                    device=options.device,
+                    dtype=getattr(torch, options.dtype),
                     checkpoints=folder.checkpoints,
                     callback=tracker,
                 )
@@ -131,7 +91,7 @@ def _compare(
                 if not comparison.methods:
                     raise
         # Shown before it is written: a disk that is full by now must not take the table along.
-        if comparison.methods and format == "json":
+        if comparison.methods and options.output == "json":
             stopped = {"stopped": True} if isinstance(ending, Stopped) else {}
             console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
@@ -144,8 +104,8 @@ def _compare(
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
         folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-        trackers.tell_kept(tracker, folder)
-        if format == "text":
+        trackers.report_files(tracker, folder)
+        if options.output == "text":
             console.say(f"records and figures are in {folder.path}")
         if ending is not None:
             raise ending
@@ -154,9 +114,9 @@ def _compare(
 def _stopped(progress: "ProgressTracker", folder: Path) -> Stopped:
     """What Ctrl-C leaves."""
     if progress.runs:
-        return Stopped(f"stopped; what was finished is shown and kept in {folder}, and the same command goes on.")
+        return Stopped(f"stopped; what was finished is shown and saved in {folder}, and the same command resumes.")
     if progress.learned:
-        where = f"weights so far are kept in {folder}, and the same command goes on"
+        where = f"weights so far are saved in {folder}, and the same command resumes"
         return Stopped(f"stopped before the first trial ended; {where}.")
     return Stopped("stopped before the first trial ended; nothing was saved.")
 
@@ -164,11 +124,9 @@ def _stopped(progress: "ProgressTracker", folder: Path) -> Stopped:
 def _chosen(
     name: str, environment: "Environment", parts: dict[str, str | None], learning: opt.LearningOptions | None
 ) -> "Method":
-    """A method by its name or by the file of its weights, with the parts and the learning asked for."""
-    from dataclasses import replace
-
+    """A method by its name or by the file of its weights, with the parts and the learning given."""
     from fedunfold.training.methods import changed, method
 
     named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)
     named = changed(named, **parts)
-    return named if learning is None else replace(named, learning=learning.changing(named.learning, environment))
+    return named if learning is None else replace(named, learning=learning.applied_to(named.learning, environment))

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.cli.wording import with_flags
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
-from fedunfold.training.compare import Comparison, MethodResult
-from fedunfold.training.loop import RunResult
+from fedunfold.training.comparison import Comparison, MethodResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
@@ -33,13 +34,13 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """One line on standard error, beside the bars."""
-    err.print(f"warning: {text}", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"warning: {with_flags(text)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def note(lines: Iterable[str], about: str = "") -> None:
     """A line on standard output for everything that is odd about what is shown."""
     for line in lines:
-        say(f"note: {f'{about}: ' if about else ''}{line}")
+        say(f"note: {f'{about}: ' if about else ''}{with_flags(line)}")
 
 
 def progress() -> Progress:
@@ -90,7 +91,7 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
-        # Rounds that were made before an interruption are not told of again.
+        # Rounds before an interruption are not reported again.
         task = self._task(f"{method}: rounds", self._rounds)
         self._bars.update(task, completed=(trial + 1) * self._rounds // trials)
 
@@ -133,11 +134,11 @@ def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), mos
     Where step sizes were learned too, they are in the last column.
     """
     shown = learned.weights.mean(0).argsort(descending=True)[:most].sort().values.tolist()
-    hidden = len(learned.keys) - len(shown)
+    hidden = len(learned.client_ids) - len(shown)
     table = Table(title="learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else ""))
     table.add_column("round", justify="right")
     for k in shown:
-        table.add_column(learned.keys[k], justify="right")
+        table.add_column(learned.client_ids[k], justify="right")
     if step_sizes:
         table.add_column("step size", justify="right")
     for t, row in enumerate(learned.weights):

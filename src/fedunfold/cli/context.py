@@ -1,45 +1,58 @@
-"""What a command was asked for, found or refused before any work begins: environment, folder, weights."""
+"""What a command needs before any work begins: environment, folder, method, threads, trackers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
 if TYPE_CHECKING:
+    from fedunfold.cli.console import ProgressTracker
+    from fedunfold.cli.options import RunOptions
     from fedunfold.config import Environment
     from fedunfold.runs.folder import RunFolder
     from fedunfold.runs.resume import RunSpec
+    from fedunfold.tracking import CallbackList
     from fedunfold.training.methods import Method
 
-ELSEWHERE = {"out", "overwrite", "resume", "format", "threads", "jobs", "track"}
-"""Where a run goes, how it is shown and how fast it is: what does not belong to what was asked for."""
+NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
+"""Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
+
+
+def environment_of(name: str, options: "RunOptions") -> "Environment":
+    """The environment of that name, with the seed and the rounds of the command line."""
+    from fedunfold.config import environment
+
+    given = {"seed": options.seed, "rounds": options.rounds}
+    changes = {field: value for field, value in given.items() if value is not None}
+    found = environment(name)
+    return found.replace(**changes) if changes else found
 
 
 def folder_for(
-    command: str, environment: "Environment", out: Path | None, overwrite: bool, resume: bool
+    options: "RunOptions", environment: "Environment", out: Path | None = None, *, overwrite: bool = False
 ) -> "RunFolder":
-    """Where a run is kept: the folder asked for, or one of runs/ with the same run unfinished, or that is not taken."""
+    """Where a run is saved: the folder given, or one of runs/ with the same run unfinished, or a new one there."""
     from fedunfold.runs.folder import RunFolder
 
-    name, asked = f"{command}-{environment.name}", asked_for(command, environment)
+    spec = run_spec(options.context, environment)
+    name, out, overwrite = f"{spec.command}-{environment.name}", out or options.out, overwrite or options.overwrite
     if out is None and not overwrite:
-        return RunFolder.unused(name, asked, resume=resume)
-    return RunFolder(out or RunFolder.named(name), asked, overwrite=overwrite, resume=resume)
+        return RunFolder.unused(name, spec, resume=options.resume)
+    return RunFolder(out or RunFolder.named(name), spec, overwrite=overwrite, resume=options.resume)
 
 
-def asked_for(command: str, environment: "Environment | None" = None) -> "RunSpec":
-    """What the command line that is being run asks for, read off the options as they were parsed."""
+def run_spec(context: typer.Context, environment: "Environment | None" = None) -> "RunSpec":
+    """What the command line specifies, read off the options as they were parsed."""
     from fedunfold.runs.resume import RunSpec
 
-    context = click.get_current_context()
     arguments: dict[str, Any] = {}
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name in ELSEWHERE or value is None or value is False or value in ([], ()):
+        if parameter.name in NOT_SPECIFIED or value is None or value is False or value in ([], ()):
             continue
-        name = parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
+        name = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.name)
         arguments[name] = list(map(str, value)) if isinstance(value, list | tuple) else _plain(value)
     texts = [value for value in arguments.values() if isinstance(value, str)]
     named = [
@@ -47,7 +60,7 @@ def asked_for(command: str, environment: "Environment | None" = None) -> "RunSpe
     ]
     arguments.pop("env", None)  # by its content, not by its name
     return RunSpec(
-        command,
+        str(context.command.name),
         arguments,
         environment,
         tuple(name for name in named if Path(name).is_file()),
@@ -61,24 +74,21 @@ def _plain(value: object) -> object:
 
 
 @contextmanager
-def computing(threads: int | None) -> Iterator[None]:
-    """So many threads for the work that is worth them; as many as torch has where nothing is said."""
+def followed(
+    options: "RunOptions", environment: "Environment", folder: "RunFolder | None"
+) -> Iterator[tuple["ProgressTracker", "CallbackList"]]:
+    """The run's threads for the work that is worth them, a terminal that shows progress, and all trackers."""
     import torch
 
+    from fedunfold.cli import console, trackers
+
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads((folder.threads if folder else options.threads) or before)
     try:
-        yield
+        with console.ProgressTracker() as progress:
+            yield progress, trackers.trackers(progress, environment, folder, options.track)
     finally:
         torch.set_num_threads(before)
-
-
-def environment_of(name: str, seed: int | None, rounds: int | None) -> "Environment":
-    from fedunfold.config import environment
-
-    changes = {field: value for field, value in (("seed", seed), ("rounds", rounds)) if value is not None}
-    found = environment(name)
-    return found.replace(**changes) if changes else found
 
 
 def method_from_file(path: Path, environment: "Environment", mapped: bool) -> "Method":
@@ -88,6 +98,6 @@ def method_from_file(path: Path, environment: "Environment", mapped: bool) -> "M
 
     data = environment.load()
     learned = LearnedWeights.load(path)
-    fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), mapped=mapped)
+    fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), allow_mapping=mapped)
     folder = path.resolve().parent.name  # says more than the name that `learn` gives to every file
     return learned_method(fitting, folder if folder and path.stem == "weights" else path.stem)

@@ -1,8 +1,7 @@
 """`fedunfold env new`: an environment file from own data."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedunfold.cli.import_source import ImportSummary
-    from fedunfold.config.template import Draft
+    from fedunfold.config import Environment
 
 
 def _option(name: str, help: str, **more: Any) -> Any:
@@ -46,7 +45,8 @@ def new(
         str | None, _option("model", "Features of this vision transformer in place of pixels (extra vision).")
     ] = None,
     partitioner: Annotated[
-        str | None, _option("partitioner", "How undivided data are dealt: iid, dirichlet:alpha=0.3, …", metavar="PART")
+        str | None,
+        _option("partitioner", "How undivided data are partitioned: iid, dirichlet:alpha=0.3, …", metavar="PART"),
     ] = None,
     clients: Annotated[int | None, _option("clients", "Among how many clients.", min=1)] = None,
     rounds: Annotated[int | None, _option("rounds", "Rounds of training.", min=1)] = None,
@@ -58,33 +58,67 @@ def new(
     hidden: Annotated[str | None, _option("hidden", "Widths of hidden layers: 32 or 64,32 or none.")] = None,
     participation_probability: Annotated[
         list[str] | None,
-        _option("participation_probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
+        _option("participation-probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
     ] = None,
     seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
-    overwrite: Annotated[bool, _option("overwrite", "Replace files that are there already.")] = False,
+    overwrite: Annotated[bool, _option("overwrite", "Replace existing files.")] = False,
     yes: Annotated[bool, _option("yes", "Ask nothing; take the defaults.")] = False,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Write an environment for your own data, and the data as one .npz where they are not.
 
-    What is not given is asked for on a terminal, with a default; elsewhere the default is taken.
+    What is not given is requested on a terminal, with a default; elsewhere the default is taken.
     """
     from fedunfold.cli.import_source import WORDS, ImportSource
+    from fedunfold.config import Client, Environment, ModelSpec
+    from fedunfold.data.config import NpzSource
 
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
-    answers = Answers(yes or format == "json")
+    answers = Answers(yes or output == "json")
     own = ImportSource.of(source, dataset, given, answers, seed)
     name = answers.about("--name", "name of the environment", name, own.default_name(), str)
     out = _free(out or Path(f"{own.file_name(name)}.toml"), own.kind != "npz", overwrite)
     found = own.find(out)
-    for_all, own_epochs = by_client("--epochs", epochs or (), int)
-    draft = _draft(name, f"Made from {WORDS[own.kind]}.", found, own_epochs, participation_probability or (), seed)
-    draft = _training(
-        draft, answers, rounds=rounds, batch_size=batch_size, lr=lr, epochs=for_all, hidden=hidden and widths(hidden)
+    epochs_of_all, own_epochs = by_client("--epochs", epochs or (), int)
+    probability_of_all, own_probability = by_client(
+        "--participation-probability", participation_probability or (), float
     )
-    files = _write(out, draft, found)
-    _tell(out, found, files, format)
+    for option, single in (("--epochs", own_epochs), ("--participation-probability", own_probability)):
+        for client in sorted(single.keys() - set(found.clients)):
+            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
+    chosen = _training(
+        answers,
+        found,
+        rounds=rounds,
+        batch_size=batch_size,
+        lr=lr,
+        epochs=epochs_of_all,
+        hidden=hidden and widths(hidden),
+    )
+    probability = 1.0 if probability_of_all is None else probability_of_all
+    env = Environment(
+        name=name,
+        description=f"Made from {WORDS[own.kind]}.",
+        rounds=chosen["rounds"],
+        batch_size=chosen["batch_size"],
+        lr=chosen["lr"],
+        seed=seed,
+        class_names=found.classes if found.imported is not None else None,
+        model=ModelSpec(hidden=chosen["hidden"]),
+        data=NpzSource(path=found.data),
+        partition=found.partition,
+        clients=tuple(
+            Client(
+                key=key,
+                epochs=own_epochs.get(key, chosen["epochs"]),
+                participation_probability=own_probability.get(key, probability),
+            )
+            for key in found.clients
+        ),
+    )
+    files = _write(out, env, found)
+    _tell(out, found, files, output)
 
 
 def _free(out: Path, with_data: bool, overwrite: bool) -> Path:
@@ -101,37 +135,11 @@ def _recipe(out: Path) -> Path:
     return out.with_suffix(".columns.json")
 
 
-def _draft(
-    name: str,
-    description: str,
-    found: "ImportSummary",
-    epochs: Mapping[str, int],
-    participation_probability: Sequence[str],
-    seed: int,
-) -> "Draft":
-    """The environment with the training that suits the data."""
-    from fedunfold.config.template import Draft, suggested
+def _training(answers: Answers, found: "ImportSummary", **given: Any) -> dict[str, Any]:
+    """What was given or answered, or else what suits the data."""
+    from fedunfold.config.template import suggest_training
 
-    for_all, own_reliability = by_client("--reliability", participation_probability, float)
-    for option, single in (("--epochs", epochs), ("--reliability", own_reliability)):
-        for client in sorted(single.keys() - set(found.clients)):
-            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
-    return Draft(
-        name=name,
-        description=description,
-        data=found.data,
-        partition=found.partition,
-        clients=found.clients,
-        training=suggested(found.sizes, found.features),
-        epochs=epochs,
-        participation_probability=({} if for_all is None else dict.fromkeys(found.clients, for_all)) | own_reliability,
-        class_names=found.classes if found.gathered is not None else None,
-        seed=seed,
-    )
-
-
-def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
-    """The draft with what was given or answered in the place of what suits the data."""
+    suggested = suggest_training(found.sizes, found.features)
     questions = (
         ("rounds", "--rounds", "rounds of training", int),
         ("batch_size", "--batch-size", "samples in a local step", int),
@@ -139,44 +147,42 @@ def _training(draft: "Draft", answers: Answers, **given: Any) -> "Draft":
         ("epochs", "--epochs", "local epochs a round", int),
         ("hidden", "--hidden", "widths of hidden layers, or none", widths),
     )
-    chosen = {
-        field: answers.about(option, question, given[field], getattr(draft.training, field), read)
+    return {
+        field: answers.about(option, question, given[field], suggested[field], read)
         for field, option, question, read in questions
     }
-    return replace(draft, training=replace(draft.training, **chosen))
 
 
-def _write(out: Path, draft: "Draft", found: "ImportSummary") -> list[Path]:
-    """The environment, after its data; what does not fit is refused before anything is written."""
-    from fedunfold.config import Environment
+def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
+    """The environment, after its data."""
+    from fedunfold.config.template import to_commented_toml
     from fedunfold.data.importers.export import write_npz, write_recipe
     from fedunfold.io.atomic import write_atomically
 
-    text = draft.to_toml()
-    Environment.parse(text, out)
-    gathered = found.gathered
+    text = to_commented_toml(env)
+    imported = found.imported
     files = [out]
 
     def write(temporary: Path) -> None:
         """The file is on the disk before the data take their place, and takes its own last."""
         temporary.write_text(text, encoding="utf-8")
-        if gathered is None:
+        if imported is None:
             return
-        write_npz(out.with_suffix(".npz"), gathered)
+        write_npz(out.with_suffix(".npz"), imported)
         files.append(out.with_suffix(".npz"))
-        if gathered.recipe is not None:
-            write_recipe(_recipe(out), gathered)
+        if imported.recipe is not None:
+            write_recipe(_recipe(out), imported)
             files.append(_recipe(out))
 
     write_atomically(out, write)
     return files
 
 
-def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], format: opt.Format) -> None:
+def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.Format) -> None:
     from fedunfold.cli import console
 
     commands = [shlex.join(["fedunfold", *words, str(out)]) for words in (("env", "check"), ("learn",))]
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "files": [str(path) for path in files],

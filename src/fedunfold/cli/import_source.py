@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from fedunfold.data.importers.image_transform import ImageTransform
     from fedunfold.data.importers.imported import ImportedData
     from fedunfold.data.importers.partition_spec import PartitionSpec
+    from fedunfold.data.partitions import Partition
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
-# Which options say something about which kind of source.
+# Which options apply to which kind of source.
 ABOUT: dict[str, tuple[Kind, ...]] = {
     "label": ("tables", "dataset"),
     "test": ("tables", "images", "dataset"),
@@ -33,11 +34,11 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True, eq=False)
 class ImportSummary:
-    """What an environment has to say about the data: arrays to write, or an .npz that stays where it is."""
+    """What an environment needs to know about the data: arrays to write, or an .npz that stays where it is."""
 
-    gathered: "ImportedData | None"
+    imported: "ImportedData | None"
     data: str
-    partition: Mapping[str, Any]
+    partition: "Partition"
     clients: tuple[str, ...]
     sizes: tuple[int, ...]
     test_samples: int
@@ -48,7 +49,7 @@ class ImportSummary:
 
 @dataclass(frozen=True)
 class ImportSource:
-    """Where the data are, and what was said about them."""
+    """Where the data are, and the options given about them."""
 
     kind: Kind
     place: str
@@ -61,12 +62,12 @@ class ImportSource:
         cls, source: Path | None, dataset: str | None, given: Mapping[str, Any], answers: Answers, seed: int
     ) -> "ImportSource":
         kind = _kind(source, dataset)
-        said = {option: value for option, value in given.items() if value is not None and value != []}
-        for option in said:
+        chosen = {option: value for option, value in given.items() if value is not None and value != []}
+        for option in chosen:
             if kind not in ABOUT[option]:
                 about = " or ".join(WORDS[other] for other in ABOUT[option])
                 raise InputError(f"--{option} is about {about}; leave it out for {WORDS[kind]}.")
-        return cls(kind, str(source) if dataset is None else dataset, said, answers, seed)
+        return cls(kind, str(source) if dataset is None else dataset, chosen, answers, seed)
 
     def default_name(self) -> str:
         return self.file_name(Path(self.place).expanduser().resolve().stem)
@@ -82,37 +83,39 @@ class ImportSource:
         if self.kind == "npz":
             return self._npz(out)
         from fedunfold.data.federated import FederatedData
+        from fedunfold.data.partitions import GivenPartition
 
-        gathered = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
-        data = FederatedData.from_clients(gathered.clients, gathered.test, len(gathered.classes))  # the last checks
+        imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
+        data = FederatedData.from_clients(imported.clients, imported.test, len(imported.classes))  # the last checks
         return ImportSummary(
-            gathered,
+            imported,
             out.with_suffix(".npz").name,
-            {"kind": "given"},
+            GivenPartition(),
             data.keys,
             data.sizes,
             len(data.y_test),
             data.x[0].numel(),
-            gathered.classes,
-            gathered.notes,
+            imported.classes,
+            imported.notes,
         )
 
     def _npz(self, out: Path) -> ImportSummary:
-        from fedunfold.data.config import DirichletPartition, GivenPartition, IidPartition, NpzSource, divide
+        from fedunfold.data.config import NpzSource, divide
+        from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition
 
         path = Path(self.place)
         keys = _npz_clients(path)
         partition: GivenPartition | IidPartition | DirichletPartition = GivenPartition()
         if keys is None:
-            dealing, count = self._dealing()
+            spec, count = self._partition_spec()
             keys = tuple(f"client-{k}" for k in range(count))
-            if dealing.kind == "iid":
+            if spec.kind == "iid":
                 partition = IidPartition(seed=self.seed)
-            elif dealing.kind == "dirichlet":
-                partition = DirichletPartition(alpha=dealing.value, seed=self.seed)
+            elif spec.kind == "dirichlet":
+                partition = DirichletPartition(alpha=spec.value, seed=self.seed)
             else:
                 raise InputError(
-                    "--partitioner: an .npz is dealt by iid or dirichlet:alpha=0.3, or by editing the file."
+                    "--partitioner: an .npz is partitioned by iid or dirichlet:alpha=0.3, or by editing the file."
                 )
         elif self.given:
             option = next(iter(self.given))
@@ -121,7 +124,7 @@ class ImportSource:
         return ImportSummary(
             None,
             os.path.relpath(path, out.parent),
-            partition.model_dump(),
+            partition,
             data.keys,
             data.sizes,
             len(data.y_test),
@@ -130,15 +133,15 @@ class ImportSource:
         )
 
     def _tables(self) -> "ImportedData":
-        from fedunfold.data.importers.csv import TableFolder, guessed_label
+        from fedunfold.data.importers.csv import TableFolder, guess_label
         from fedunfold.data.importers.tabular import encode
 
         given = self._given_test()
-        folder = TableFolder.listed(Path(self.place), Path(given) if isinstance(given, str) else None)
+        folder = TableFolder.scan(Path(self.place), Path(given) if isinstance(given, str) else None)
         if isinstance(given, float) and folder.test is not None:
             raise InputError(f"--test: {folder.test.name} is the test set; leave out the fraction, or move the file.")
         columns = next(iter(folder.clients.values())).columns
-        label = self._label(guessed_label(columns), columns)
+        label = self._label(guess_label(columns), columns)
         test = folder.test if folder.test is not None else self._fraction(given)
         made = encode(folder.clients, test, label, seed=self.seed, **self._of_columns())
         return replace(made, notes=(_on_label(label, made), *made.notes))
@@ -158,29 +161,29 @@ class ImportSource:
             def show(done: int, total: int) -> None:
                 bars.update(task, completed=done, total=total)
 
-            made = image_folders.gather(root, self._look(), test, seed=self.seed, on_progress=show)
+            made = image_folders.import_images(root, self._image_transform(), test, seed=self.seed, on_progress=show)
         return replace(made, notes=(_on_label("class folders", made), *made.notes))
 
     def _dataset(self) -> "ImportedData":
         from fedunfold.data.importers.huggingface import HubData
 
-        dealing, count = self._dealing()
+        spec, count = self._partition_spec()
         given = self._given_test()
-        data = HubData.loaded(self.place, given if isinstance(given, str) else None)
+        data = HubData.load(self.place, given if isinstance(given, str) else None)
         if isinstance(given, float):
             data = replace(data, test=None)
-        label = self._label(data.guessed_label(), data.train.columns)
+        label = self._label(data.guess_label(), data.train.columns)
         fraction = self._fraction(given) if data.test is None else TEST_FRACTION
         images = data.train.image is not None
         for option in ("size", "colour", "model") if not images else ("drop", "scaling"):
             if option in self.given:
-                raise InputError(f"--{option}: says nothing about {'images' if images else 'tables'}; leave it out.")
-        made = data.gather(
-            dealing,
-            None if dealing.kind == "natural" else count,
+                raise InputError(f"--{option}: does not apply to {'images' if images else 'tables'}; leave it out.")
+        made = data.partition(
+            spec,
+            None if spec.kind == "natural" else count,
             label,
             fraction,
-            self._look() if images else None,
+            self._image_transform() if images else None,
             seed=self.seed,
             **self._of_columns(),
         )
@@ -198,27 +201,28 @@ class ImportSource:
             return str(text)
 
     def _fraction(self, given: float | str | None) -> float:
-        said = given if isinstance(given, float) else None
-        return self.answers.about("--test", "part of each client's rows to test on", said, TEST_FRACTION, float)
+        fraction = given if isinstance(given, float) else None
+        return self.answers.about("--test", "part of each client's rows to test on", fraction, TEST_FRACTION, float)
 
     def _label(self, guess: str, columns: Sequence[str]) -> str:
         question = f"column to predict ({', '.join(columns)})"
         given: str | None = self.given.get("label")
         return self.answers.about("--label", question, given, guess, str)
 
-    def _dealing(self) -> "tuple[PartitionSpec, int]":
-        from fedunfold.data.importers.partition_spec import dealing
+    def _partition_spec(self) -> "tuple[PartitionSpec, int]":
+        from fedunfold.data.importers.partition_spec import PartitionSpec
 
         given = self.given.get("partitioner")
-        question = "how rows are dealt to clients, such as iid or dirichlet:alpha=0.3"
-        chosen = self.answers.about("--partitioner", question, given and dealing(given), None, dealing)
+        question = "how rows are partitioned over clients, such as iid or dirichlet:alpha=0.3"
+        parse = PartitionSpec.parse
+        chosen = self.answers.about("--partitioner", question, given and parse(given), None, parse)
         if chosen.kind == "natural":
             if "clients" in self.given:
                 raise InputError("--clients: the natural partitioner takes them from its column; leave it out.")
             return chosen, 0
         return chosen, self.answers.about("--clients", "how many clients", self.given.get("clients"), None, int)
 
-    def _look(self) -> "ImageTransform":
+    def _image_transform(self) -> "ImageTransform":
         from fedunfold.data.importers import image_transform
 
         if "model" not in self.given:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,41 +10,27 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import computing, environment_of, folder_for
+from fedunfold.cli.context import environment_of, folder_for, followed
 
 if TYPE_CHECKING:
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
 
 
-@opt.with_learning
+@opt.with_groups
 def learn(
     env: opt.Env,
-    out: opt.Out = None,
-    overwrite: opt.Overwrite = False,
-    resume: opt.Resume = False,
-    format: opt.Format = "text",
-    seed: opt.Seed = None,
-    rounds: opt.Rounds = None,
     method: Annotated[
         str, typer.Option("--method", help="What the weights are for: duw-fedavg, duw-fednova, fedunfold, …")
     ] = "duw-fedavg",
-    update: opt.Update = None,
-    server: opt.Server = None,
-    absent: opt.Absent = None,
-    screen: opt.UpdateFilter = None,
     absent_loss: opt.AbsentLoss = "evaluate",
     fraction: opt.Fraction = 1.0,
-    device: opt.Device = "cpu",
-    dtype: opt.Precision = "float32",
-    track: opt.Track = None,
-    threads: opt.Threads = None,
     *,
+    parts: opt.Parts,
+    options: opt.RunOptions,
     learning: opt.LearningOptions,
 ) -> None:
     """Learn aggregation weights for an environment, and save them."""
-    from dataclasses import replace
-
     import torch
 
     from fedunfold.cli import console, trackers
@@ -51,22 +38,21 @@ def learn(
     from fedunfold.training import methods
     from fedunfold.training.learn import learn_weights
 
-    environment = environment_of(env, seed, rounds)
-    chosen = methods.changed(methods.method(method), update=update, server=server, absent=absent, screen=screen)
-    how = learning.changing(chosen.learning, environment)
+    environment = environment_of(env, options)
+    chosen = methods.changed(methods.method(method), **asdict(parts))
+    how = learning.applied_to(chosen.learning, environment)
     algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
     interrupted = False
-    with folder_for("learn", environment, out, overwrite, resume) as folder:
-        with computing(folder.threads), console.ProgressTracker() as progress:
-            tracker = trackers.trackers(progress, environment, folder, track)
+    with folder_for(options, environment) as folder:
+        with followed(options, environment, folder) as (progress, tracker):
             try:
                 learned = learn_weights(
                     environment,
                     algorithm=algorithm,
                     learning=how,
                     fraction=fraction,
-                    device=device,
-                    dtype=getattr(torch, dtype),
+                    device=options.device,
+                    dtype=getattr(torch, options.dtype),
                     checkpoint=folder.checkpoints / "learning.safetensors",
                     callback=tracker,
                 )
@@ -77,13 +63,13 @@ def learn(
         algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
         files = of_learning(learned)
         folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
-        trackers.tell_kept(tracker, folder)
-        _show(learned, environment, algorithm.step_sizes, folder.path, format)
+        trackers.report_files(tracker, folder)
+        _show(learned, environment, algorithm.step_sizes, folder.path, options.output)
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"
-            raise Stopped(f"stopped after {done}; what was learned is saved, and the same command goes on.")
-        if format == "text" and "," not in str(folder.path):  # which parts one method from the next
-            same = {"--seed": seed, "--rounds": rounds}  # of the environment they were learned for
+            raise Stopped(f"stopped after {done}; what was learned is saved, and the same command resumes.")
+        if options.output == "text" and "," not in str(folder.path):  # which separates methods
+            same = {"--seed": options.seed, "--rounds": options.rounds}  # of the environment they were learned for
             more = [str(word) for pair in same.items() if pair[1] is not None for word in pair]
             both = f"fedavg,{folder.path / 'weights.safetensors'}"
             command = shlex.join(["fedunfold", "compare", env, "--methods", both, *more])
@@ -91,16 +77,16 @@ def learn(
 
 
 def _show(
-    learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, format: opt.Format
+    learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, output: opt.Format
 ) -> None:
     from fedunfold.cli import console
 
     file, done = folder / "weights.safetensors", len(learned.losses)
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "environment": environment.name,
-                "clients": learned.keys,
+                "clients": learned.client_ids,
                 "iterations": done,
                 "outer_loss": learned.losses.tolist(),
                 "weights": learned.weights.tolist(),

@@ -1,13 +1,13 @@
-"""What a command still has to know: asked on a terminal, taken as its default elsewhere."""
+"""What a command still has to know: requested on a terminal, taken as its default elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import click
 import typer
 
 from fedunfold.cli import Stopped
+from fedunfold.cli.wording import with_flags
 from fedunfold.core.errors import InputError
 
 Value = TypeVar("Value")
@@ -19,7 +19,7 @@ def watched() -> bool:
 
 
 class Answers:
-    """Asks only where someone can answer, and never for what was given."""
+    """Prompts only where someone can answer, and never for what was given."""
 
     def __init__(self, yes: bool) -> None:
         self._ask = not yes and watched()
@@ -38,11 +38,11 @@ class Answers:
             try:
                 text = typer.prompt(question, default=None if default is None else shown(default), err=True)
                 return read(str(text))
-            except click.Abort:
+            except typer.Abort:
                 typer.echo(err=True)  # the question's own line
                 raise Stopped("stopped; nothing was written.") from None
             except ValueError as error:  # InputError is one too
-                reason = str(error) if isinstance(error, InputError) else f"{text!r} does not fit here."
+                reason = with_flags(str(error)) if isinstance(error, InputError) else f"{text!r} does not fit here."
                 sys.stderr.write(f"{reason}\n")
 
 

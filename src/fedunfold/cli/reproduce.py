@@ -10,13 +10,14 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import asked_for
+from fedunfold.cli.context import run_spec
 from fedunfold.core.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
 def reproduce(
+    context: typer.Context,
     study: Annotated[
         Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
         typer.Argument(
@@ -45,10 +46,10 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
     device: opt.Device = "cpu",
-    format: opt.Format = "text",
+    output: opt.Format = "text",
     resume: opt.Resume = False,
 ) -> None:
-    """Run the paper's experiments and write its figures and tables; goes on where an earlier call stopped."""
+    """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped."""
     import torch
 
     from fedunfold.cli import console
@@ -70,7 +71,7 @@ def reproduce(
     if resume and not records.begun:
         if made:
             folder.rmdir()
-        raise InputError(f"{folder} holds no records to go on from; leave out --resume to begin.")
+        raise InputError(f"{folder} holds no records to resume from; leave out --resume to begin.")
     with FolderLock(folder):
         remove_stale_temp_files(folder, "records")
         check_same(records, setting, [case for case, _ in results.cases()])
@@ -95,15 +96,15 @@ def reproduce(
                     lambda name, cost: bars.update(bar, advance=cost, note=name),
                 )
             except KeyboardInterrupt:
-                raise Stopped(f"stopped; the same command goes on from the records in {records.folder}.") from None
-        said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
-        said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
-        options = [str(part) for option, value in said if value is not None for part in (option, value)]
+                raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
+        given = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
+        given += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
+        options = [str(part) for option, value in given if value is not None for part in (option, value)]
         command = shlex.join(["fedunfold", "reproduce", study, *options])
         file = results.write(folder, command, records, computed=bool(todo))
-        write_settings(folder, asked_for("reproduce"), threads=1, files=results.files(records))
+        write_settings(folder, run_spec(context), threads=1, files=results.files(records))
     seconds = time.monotonic() - began
-    if format == "json":
+    if output == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})
     else:
         console.say(f"{len(todo)} records made in {seconds:.0f} s; results are in {file}")

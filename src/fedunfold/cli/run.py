@@ -1,5 +1,7 @@
 """`fedunfold run`: one training of the federation."""
 
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -7,14 +9,15 @@ import typer
 
 from fedunfold.cli import Stopped
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import computing, environment_of, folder_for, method_from_file
+from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file
 from fedunfold.core.errors import InputError
 
 
+@opt.with_groups
 def run(
     env: opt.Env,
     method: Annotated[
-        str | None, typer.Option("--method", help="A method's name, such as fednova; fedavg where nothing is said.")
+        str | None, typer.Option("--method", help="A method's name, such as fednova; by default fedavg.")
     ] = None,
     rule: opt.Rule = None,
     weights: Annotated[
@@ -23,27 +26,13 @@ def run(
     mapped: Annotated[
         bool, typer.Option("--map", help="Map weights by client key and round to this federation.")
     ] = False,
-    update: opt.Update = None,
-    server: opt.Server = None,
-    absent: opt.Absent = None,
-    screen: opt.UpdateFilter = None,
-    aggregate: opt.Aggregate = None,
+    aggregator: opt.Aggregator = None,
     trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
-    out: opt.Out = None,
-    overwrite: opt.Overwrite = False,
-    resume: opt.Resume = False,
-    format: opt.Format = "text",
-    seed: opt.Seed = None,
-    rounds: opt.Rounds = None,
-    device: opt.Device = "cpu",
-    dtype: opt.Precision = "float32",
-    track: opt.Track = None,
-    threads: opt.Threads = None,
+    *,
+    parts: opt.Parts,
+    options: opt.RunOptions,
 ) -> None:
     """Train the federation once with a rule, a method or learned weights."""
-    from contextlib import nullcontext
-    from dataclasses import asdict
-
     import torch
 
     from fedunfold.cli import console, trackers
@@ -55,23 +44,21 @@ def run(
     for option, given in (("--rule", rule), ("--method", method)):
         if weights is not None and given is not None:
             raise InputError(f"give {option} or --weights, not both.")
-    environment = environment_of(env, seed, rounds)
+    if options.resume and options.out is None:
+        raise InputError("a run is saved only with --out; --resume needs it too.")
+    environment = environment_of(env, options)
     chosen = methods.method(method or "fedavg") if weights is None else method_from_file(weights, environment, mapped)
-    parts = {"update": update, "rule": rule, "server": server, "absent": absent, "screen": screen}
-    chosen = methods.changed(chosen, **parts, aggregate=aggregate)
-    if resume and out is None:
-        raise InputError("a run is kept only with --out; --resume needs it too.")
-    folder = None if out is None else folder_for("run", environment, out, overwrite, resume)
+    chosen = methods.changed(chosen, rule=rule, aggregator=aggregator, **asdict(parts))
+    folder = None if options.out is None else folder_for(options, environment)
     with folder or nullcontext():
-        with computing(folder.threads if folder else threads), console.ProgressTracker() as progress:
-            tracker = trackers.trackers(progress, environment, folder, track)
+        with followed(options, environment, folder) as (progress, tracker):
             try:
                 result = compare.run(
                     environment,
                     chosen,
                     trial=trial,
-                    device=device,
-                    dtype=getattr(torch, dtype),
+                    device=options.device,
+                    dtype=getattr(torch, options.dtype),
                     checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
                     callback=tracker,
                 )
@@ -79,12 +66,12 @@ def run(
                 if folder is None or not progress.rounds_made:
                     raise
                 so_far = f"{progress.rounds_made} of {environment.rounds} rounds"
-                raise Stopped(f"stopped after {so_far}; the same command goes on from them.") from None
+                raise Stopped(f"stopped after {so_far}; the same command resumes from them.") from None
         if folder is not None:
             files = of_run(environment, chosen.name, result)
             folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-            trackers.tell_kept(tracker, folder)
-    if format == "json":
+            trackers.report_files(tracker, folder)
+    if options.output == "json":
         console.print_json(
             {
                 "environment": environment.name,

@@ -51,7 +51,7 @@ def theory(
     kappa: Kappa = None,
     beta: Beta = None,
     gap: Gap = None,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """How much a run's learned weights vary, and the convergence bound for them.
 
@@ -70,20 +70,20 @@ def theory(
     learned = LearnedWeights.load(file)
     result = analyse_learned(learned, found, constants, recast=recast)
     notes = list(_notes(result, learned, found))
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "run": str(run),
                 "environment": found.name,
                 "weights": file.name,
-                "keys": learned.keys,
+                "keys": learned.client_ids,
                 **result.as_json(),
                 "notes": notes,
             }
         )
         return
     for table in (
-        _variances(result, learned.keys),
+        _variances(result, learned.client_ids),
         _quantities(result),
         _conditions(result),
         _terms(result),
@@ -94,9 +94,9 @@ def theory(
 
 
 def _weights_file(run: Path, name: str | None) -> Path:
+    from fedunfold.core.registry import unknown
     from fedunfold.io.atomic import is_folder, is_plain_file
     from fedunfold.runs.schema import MODEL
-    from fedunfold.training.methods import unknown
 
     if not is_folder(run):
         raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
@@ -131,7 +131,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
     algorithm = learned_method(learned).algorithm
     if result.conditions[-1].holds is False:
         yield (
-            f"clients make different numbers of steps and {algorithm.update.name} does not normalise them: "
+            f"clients make different numbers of steps and {algorithm.local.name} does not normalise them: "
             "the run goes to another objective than the theorem's; --recast gives the bound for it as it is."
         )
     if unmet := [condition.statement for condition in result.conditions[:-1] if condition.holds is False]:
@@ -142,7 +142,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"the server's steps are stretched by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."
     if algorithm.absent == "remember":
         yield "the server remembers updates of absent clients; the theorem has fresh ones."
-    if algorithm.server.name != "plain":
+    if algorithm.server.name != "sgd":
         yield f"the server is {algorithm.server.name}; the theorem is about plain averaging."
     missing = [name for name, value in vars(result.constants).items() if value is None]
     if missing:

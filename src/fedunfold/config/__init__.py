@@ -1,6 +1,8 @@
 """Federations described: the validated settings, and the ones that come with the package."""
 
+from fedunfold.config.client import Client
+from fedunfold.config.model import ModelSpec
 from fedunfold.config.registry import bundled, environment
-from fedunfold.config.schema import Client, Environment, ModelSpec
+from fedunfold.config.schema import Environment
 
 __all__ = ["Client", "Environment", "ModelSpec", "bundled", "environment"]

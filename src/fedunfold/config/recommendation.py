@@ -1,15 +1,15 @@
 """Whether learned weights are likely to help a federation, judged by what is heterogeneous about it.
 
-A hint, not a bound; docs/results/outlook sets it beside what was gained, over FedAvg in ten rounds:
+A hint, not a bound; docs/results/outlook compares it with what was gained, over FedAvg in ten rounds:
 
 - Classes that one client holds alone: learned weights gained in every run, though in some next to nothing, and most
   where several classes were held so.
 - Labels that differ without that: a large gain in one run, next to nothing in the others, so perhaps.
-- Epochs or reliabilities that differ by much: a few points on MNIST and on the digits.
+- Epochs or participation probabilities that differ by much: a few points on MNIST and on the digits.
 - Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold` gained some points there too,
   for it also learns the server's steps, and where many are absent it gained by remembering them.
-- On an easy task nothing was gained without sole classes: FedAvg had left nothing to gain. That is not to be seen from
-  the clients, so even what is likely may not come true.
+- On an easy task nothing was gained without sole classes: FedAvg had left nothing to gain. That cannot be seen from the
+  clients, so even what is likely may not come true.
 """
 
 from dataclasses import dataclass
@@ -22,24 +22,37 @@ Verdict = Literal["likely", "perhaps", "unlikely"]
 DIVERGENCE = 0.3  # from here on perhaps
 SIZES = 4.0  # likewise
 EPOCHS = (1.5, 2.0)  # from the first on perhaps, from the second on likely
-RELIABILITY = (0.25, 0.5)
+PARTICIPATION = (0.25, 0.5)  # likewise
 ABSENT = 0.75  # part of the clients in a round from which on down absences matter
-OFTEN = 0.05  # rounds without anybody that are worth a warning
+OFTEN = 0.05  # rounds without any client that are worth a warning
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """Whether learned weights are likely to help, with the reasons in plain words."""
+class Recommendation:
+    """Whether learned weights are likely to help.
+
+    Attributes:
+        learned_weights: How likely.
+        reasons: What speaks for it, in plain words.
+        warnings: What else is worth knowing.
+    """
 
     learned_weights: Verdict
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
-def outlook(found: Heterogeneity) -> Outlook:
-    """The most that labels, epochs, reliabilities and sizes let expect, with all that counts as its reasons."""
+def recommend(found: Heterogeneity) -> Recommendation:
+    """The most that labels, epochs, participation and sizes let expect.
+
+    Args:
+        found: What is heterogeneous about the federation.
+
+    Returns:
+        The verdict, with all that counts as its reasons.
+    """
     if len(found.divergence) == 1:
-        return Outlook("unlikely", ("there is one client, so there is nothing to weigh.",))
+        return Recommendation("unlikely", ("there is one client, so there is nothing to weigh.",))
     likely: list[str] = []
     perhaps: list[str] = []
     if held := _by_client(found.sole_holders):
@@ -52,8 +65,11 @@ def outlook(found: Heterogeneity) -> Outlook:
         )
     epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
     _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)
-    flaky = f"some clients are there more often than others: reliabilities are {found.reliability_spread:.2g} apart."
-    _sort(found.reliability_spread, RELIABILITY, flaky, likely, perhaps)
+    flaky = (
+        "some clients take part more often than others: participation probabilities are "
+        f"{found.participation_spread:.2g} apart."
+    )
+    _sort(found.participation_spread, PARTICIPATION, flaky, likely, perhaps)
     if found.size_ratio >= SIZES:
         perhaps.append(f"the largest client has {found.size_ratio:.3g} times the samples of the smallest.")
     if found.expected_present <= ABSENT * len(found.divergence):
@@ -63,14 +79,17 @@ def outlook(found: Heterogeneity) -> Outlook:
         )
     warnings = []
     if found.nobody >= OFTEN:
-        warnings.append(f"in {100 * found.nobody:.0f} % of the rounds nobody is there, and the model stays as it is.")
+        warnings.append(
+            f"in {100 * found.nobody:.0f} % of the rounds no client takes part, and the model stays as it is."
+        )
     if likely or perhaps:
-        return Outlook("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
-    alike = "clients are alike in labels, sizes and epochs, and there when needed: weights by size are hard to beat."
-    return Outlook("unlikely", (alike,), tuple(warnings))
+        return Recommendation("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
+    alike = "clients are alike in labels, sizes, epochs and participation: weights by size are hard to beat."
+    return Recommendation("unlikely", (alike,), tuple(warnings))
 
 
 def _sort(value: float, levels: tuple[float, float], reason: str, likely: list[str], perhaps: list[str]) -> None:
+    """Add a reason where the value reaches the level for it."""
     if value >= levels[0]:
         (likely if value >= levels[1] else perhaps).append(reason)
 

@@ -19,7 +19,16 @@ def bundled() -> tuple[str, ...]:
 
 
 def environment(name_or_path: str | Path | Environment) -> Environment:
-    """A bundled environment by name, or a TOML file by path; one that is an environment already, as it is.
+    """Find an environment.
+
+    Args:
+        name_or_path: The name of a bundled one, the path of a TOML file, or an environment, which is returned as it is.
+
+    Returns:
+        The environment.
+
+    Raises:
+        InputError: There is none of that name, or the file is wrong.
 
     >>> environment("digits-label-skew").rounds
     10
@@ -36,6 +45,6 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise InputError(
-        f"There is no environment {text!r}{hint} `fedunfold env list` lists them ({', '.join(names)}); "
+        f"There is no environment {text!r}{hint} Bundled are {', '.join(names)}; "
         "a file of your own is given by a path that ends in .toml."
     )

@@ -3,103 +3,41 @@
 import hashlib
 import json
 import os
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import tomli_w
 from numpy.typing import ArrayLike
-from pydantic import (
-    AfterValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    PrivateAttr,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
+from fedunfold.config.client import Client, Epochs, expand_counts
+from fedunfold.config.model import ModelSpec
 from fedunfold.core.errors import InputError
+from fedunfold.core.participation import epochs_at
+from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.settings import Count, Natural, Settings, shown
-from fedunfold.data.config import (
-    DataSource,
-    FeaturesSource,
-    GivenPartition,
-    MemorySource,
-    NpzSource,
-    Partition,
-    check_division,
-    divide,
-    located,
-)
+from fedunfold.data.config import DataSource, FeaturesSource, MemorySource, NpzSource, check_division, divide, resolve
 from fedunfold.data.federated import FederatedData
+from fedunfold.data.partitions import GivenPartition, Partition
 from fedunfold.io.atomic import is_plain_file, parse_toml, read_text
-from fedunfold.io.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, EPOCHS, LAYERS, ROUNDS, WIDTH
-
-KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
-Value = TypeVar("Value")
-
-
-def _valid_epochs(value: Any) -> int | tuple[int, ...]:
-    entries = value if isinstance(value, list | tuple) else [value]
-    if not entries or any(type(entry) is not int or entry < 1 for entry in entries):
-        raise ValueError(f"must be an integer of at least 1, or one such a round, got {shown(value)}")
-    EPOCHS.check(max(entries))
-    return tuple(entries) if isinstance(value, list | tuple) else entries[0]
-
-
-Epochs = Annotated[
-    int | tuple[int, ...],
-    PlainValidator(_valid_epochs),
-    PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value),
-]
-
+from fedunfold.io.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, ROUNDS
 
 Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
 BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
-
-
-class Client(Settings):
-    """One participant: how many epochs it trains a round, and how often it is reachable.
-
-    >>> Client(key="hospital-a", epochs=2, participation_probability=0.9)
-    Client(key='hospital-a', epochs=2, participation_probability=0.9)
-    """
-
-    key: str
-    epochs: Epochs = 1
-    participation_probability: float = Field(default=1.0, ge=0, le=1)
-
-    @field_validator("key")
-    @classmethod
-    def _readable_key(cls, key: str) -> str:
-        if not KEY.fullmatch(key):
-            raise ValueError(f"must be 1 to 64 letters, digits, dots, dashes or underscores, got {key!r}")
-        return key
-
-
-class ModelSpec(Settings):
-    """A stack of linear layers with ReLU between; no hidden layer makes it a linear classifier.
-
-    >>> ModelSpec(hidden=(128, 128)).hidden
-    (128, 128)
-    """
-
-    kind: Literal["mlp"] = "mlp"
-    hidden: tuple[Annotated[Count, AfterValidator(WIDTH.check)], ...] = ()
-
-    @field_validator("hidden")
-    @classmethod
-    def _not_too_deep(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        LAYERS.check(len(hidden))
-        return hidden
+Value = TypeVar("Value")
+IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "model", "batch_size", "lr"}
 
 
 class OuterSchedule(Settings):
-    """Outer iterations M and Adam's step size, as a publication states them for an environment."""
+    """The outer schedule that a publication states for an environment.
+
+    Attributes:
+        iterations: Outer iterations M.
+        lr: Adam's step size.
+    """
 
     iterations: Count
     lr: float = Field(gt=0, lt=1)
@@ -108,9 +46,22 @@ class OuterSchedule(Settings):
 class Environment(Settings):
     """Clients, their data, the model and the schedule of local training.
 
-    `clients_per_round` clients are drawn each round (all of them when None). In `clients`, an entry given as a table
-    may carry ``count = n`` and stands for n clients key-0 … key-(n−1). `paper_schedule` is the slow outer schedule.
-    `class_names` are in the order of the class numbers, and fix how many classes there are.
+    Attributes:
+        name: What the environment is called.
+        description: What it is, for people.
+        rounds: Rounds T.
+        batch_size: Samples in a local step; a client with fewer takes what it has.
+        lr: The clients' local learning rate η.
+        seed: Randomness of training; who holds which data does not depend on it.
+        clients_per_round: How many clients are drawn each round; all of them when None.
+        client_sampler: How they are drawn.
+        class_names: The classes in the order of their numbers; they fix how many classes there are.
+        paper_schedule: The slow outer schedule of a publication.
+        model: The classifier.
+        data: Where the data come from.
+        partition: Who holds which of them.
+        clients: The participants. An entry given as a table may have ``count = n`` and stands for n clients key-0 …
+            key-(n−1).
 
     >>> import fedunfold as fu
     >>> env = fu.environment("digits-label-skew").replace(rounds=5)
@@ -125,6 +76,7 @@ class Environment(Settings):
     lr: float = Field(gt=0)
     seed: Natural = 0
     clients_per_round: Count | None = None
+    client_sampler: str = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
@@ -141,23 +93,16 @@ class Environment(Settings):
             raise ValueError(f"must be one line that can be printed, got {shown(name)}")
         return name
 
+    @field_validator("client_sampler")
+    @classmethod
+    def _known_sampler(cls, client_sampler: str) -> str:
+        CLIENT_SAMPLERS.parse(client_sampler)
+        return client_sampler
+
     @field_validator("clients", mode="before")
     @classmethod
     def _expand_counts(cls, clients: Any) -> Any:
-        if not isinstance(clients, list | tuple):
-            return clients
-        expanded: list[Any] = []
-        for position, entry in enumerate(clients):
-            if not (isinstance(entry, Mapping) and "count" in entry):
-                expanded.append(entry)
-                continue
-            rest = {name: value for name, value in entry.items() if name != "count"}
-            count = entry["count"]
-            if type(count) is not int or count < 1:
-                raise ValueError(f"entry {position}: count must be an integer of at least 1, got {shown(count)}")
-            CLIENTS.check(len(expanded) + count, f"entry {position}: ")
-            expanded.extend(rest | {"key": f"{rest.get('key', 'client')}-{i}"} for i in range(count))
-        return expanded
+        return expand_counts(clients)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -185,7 +130,17 @@ class Environment(Settings):
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """Read and check a file; relative paths in it count from its folder."""
+        """Read and check a file.
+
+        Args:
+            path: The file; relative paths in it count from its folder.
+
+        Returns:
+            The environment.
+
+        Raises:
+            InputError: The file cannot be read, or a field is wrong; the message names it.
+        """
         path = Path(path)
         try:
             text = read_text(path, ENVIRONMENT_BYTES)
@@ -199,7 +154,15 @@ class Environment(Settings):
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Self:
-        """The environment in a TOML text that is, or will be, the file `path`."""
+        """Check the text of a file.
+
+        Args:
+            text: TOML.
+            path: The file that it is, or will be.
+
+        Returns:
+            The environment.
+        """
         try:
             result = cls(**parse_toml(text))
         except InputError as error:
@@ -226,19 +189,33 @@ class Environment(Settings):
         name: str = "in-memory",
         description: str = "",
     ) -> Self:
-        """An environment over arrays at hand: (x, y) by client key, and a test pair.
+        """Make an environment over arrays.
 
-        `epochs` and `participation_probability` are one value for all or a mapping by key; `model` may be just the
-        widths of the hidden layers. Without `classes`, they are counted up to the highest label met.
+        Args:
+            clients: (x, y) by client key.
+            test: (x, y) of the test set.
+            rounds: Rounds T.
+            batch_size: Samples in a local step.
+            lr: The clients' local learning rate η.
+            epochs: Epochs of local training in a round, for all clients or by key.
+            participation_probability: How likely clients take part in a round, for all or by key.
+            model: The classifier, or the widths of its hidden layers.
+            classes: The number of classes; without it, the highest label plus one.
+            clients_per_round: How many clients are drawn each round; all of them when None.
+            seed: Randomness of training.
+            name: What the environment is called.
+            description: What it is, for people.
+
+        Returns:
+            The environment, its data loaded.
 
         >>> x, y = [[0.0, 1.0], [1.0, 0.0]], [0, 1]
         >>> env = Environment.from_arrays({"a": (x, y), "b": (x, y)}, (x, y), rounds=3, batch_size=2, lr=0.1)
         >>> env.load()
         FederatedData(clients=2, samples=4, classes=2)
         """
-        keys = tuple(clients)
-        epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, keys)
-        reliability_of = _by_key("participation_probability", participation_probability, keys)
+        epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, clients)
+        probability_of = _by_key("participation_probability", participation_probability, clients)
         return cls(
             name=name,
             description=description,
@@ -251,12 +228,19 @@ class Environment(Settings):
             data=MemorySource(data=FederatedData.from_clients(clients, test, classes)),
             partition=GivenPartition(),
             clients=tuple(
-                Client(key=k, epochs=epochs_of[k], participation_probability=reliability_of[k]) for k in keys
+                Client(key=key, epochs=epochs_of[key], participation_probability=probability_of[key]) for key in clients
             ),
         )
 
     def replace(self, **changes: Any) -> Self:
-        """A checked copy with other fields; the data are loaded again only where they may differ."""
+        """A checked copy with other fields.
+
+        Args:
+            **changes: The fields and their values.
+
+        Returns:
+            The copy; its data are loaded again only where they may differ.
+        """
         result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
         result._folder = self._folder
         if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names"}:
@@ -264,27 +248,33 @@ class Environment(Settings):
         return result
 
     def to_toml(self, folder: Path | None = None) -> str:
-        """The same environment as a TOML file in `folder`, or beside the one it was read from."""
+        """Write the environment as TOML.
+
+        Args:
+            folder: Where the file will be; without it, beside the one it was read from.
+
+        Returns:
+            The file's text.
+        """
         if isinstance(self.data, MemorySource):
             raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
         content = self.model_dump(mode="json", exclude_none=True)
         if folder is not None and isinstance(self.data, NpzSource | FeaturesSource):
-            given = located(self.data.path, self._folder)
+            given = resolve(self.data.path, self._folder)
             if is_plain_file(given):
                 content["data"]["path"] = os.path.relpath(given, folder)
         return tomli_w.dumps(content)
 
-    def epochs(self, k: int, round: int) -> int:
-        """E_k^(t); the evaluation layer t = T repeats the last round's."""
-        epochs = self.clients[k].epochs
-        return epochs if isinstance(epochs, int) else epochs[min(round, len(epochs) - 1)]
+    def epochs(self, k: int, t: int) -> int:
+        """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""
+        return epochs_at(self.clients[k].epochs, t)
 
     def class_name(self, c: int) -> str:
         """What class c is called: its name, or else its number."""
         return str(c) if self.class_names is None else self.class_names[c]
 
     def load(self) -> FederatedData:
-        """The clients' data and the test set, read once and kept."""
+        """The clients' data and the test set, read once."""
         return self._loaded
 
     @cached_property  # not a private field: two environments are equal whether or not they were loaded
@@ -294,31 +284,24 @@ class Environment(Settings):
         return divide(self.data, self.partition, keys, self._folder, classes)
 
     def digest(self, data: FederatedData) -> str:
-        """SHA-256 of what makes the federation, so that weights can tell whether they were learned for it.
+        """A hash of what makes the federation, so that weights can tell whether they were learned for it.
 
-        Seed, rounds, name and description do not count.
+        Clients with their label counts, how and how many are drawn in a round, model, batch size and learning rate
+        count; seed, rounds, name and description do not. Nothing is built or loaded for it.
+
+        Args:
+            data: The environment's data, or a part of them.
+
+        Returns:
+            SHA-256 in hexadecimal.
         """
-        content = {
-            "clients": [
-                {
-                    "key": client.key,
-                    "epochs": client.epochs,
-                    "participation_probability": client.participation_probability,
-                    "size": size,
-                }
-                for client, size in zip(self.clients, data.sizes, strict=True)
-            ],
-            "label_counts": data.label_counts.tolist(),
-            "clients_per_round": self.clients_per_round,
-            "model": self.model.model_dump(mode="json"),
-            "batch_size": self.batch_size,
-            "lr": self.lr,
-        }
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        settings = json.dumps(self.model_dump(mode="json", include=IN_DIGEST), sort_keys=True, separators=(",", ":"))
+        counts = data.label_counts.numpy().astype("<i8")
+        return hashlib.sha256(settings.encode() + counts.tobytes()).hexdigest()
 
 
-def _by_key(field: str, value: Value | Mapping[str, Value], keys: tuple[str, ...]) -> Mapping[str, Value]:
+def _by_key(field: str, value: Value | Mapping[str, Value], keys: Collection[str]) -> Mapping[str, Value]:
+    """A value for every client."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(keys, value)
     if odd := sorted(value.keys() ^ set(keys)):

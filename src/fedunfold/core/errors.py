@@ -1,6 +1,11 @@
-"""Errors a user can act on: one sentence that names the client, round, file or field and what to do."""
+"""Errors a user can act on: one sentence that names the client, round, file or field and what to do.
 
-LONGEST = 1000  # characters of a message; a name from a file may be of any length
+A message names an argument of the library as `out` or `overwrite=True`; the command line shows the option that sets it
+instead.
+"""
+
+MAX_CHARACTERS = 1000
+"""Of a message: a name from a file may be of any length."""
 
 
 class FedunfoldError(Exception):
@@ -17,8 +22,8 @@ class FedunfoldError(Exception):
     def __str__(self) -> str:
         """One line, whatever a file had in its names: nothing in it moves the cursor of a terminal."""
         text = super().__str__()
-        if len(text) > LONGEST:
-            text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        if len(text) > MAX_CHARACTERS:
+            text = f"{text[: MAX_CHARACTERS // 2]} … {text[-MAX_CHARACTERS // 2 :]}"
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -30,8 +35,22 @@ class InputError(FedunfoldError, ValueError):
     """
 
 
-class WriteError(InputError):
-    """A file cannot be written; all that was written before it is whole, and can be gone on from."""
+class WriteError(FedunfoldError, OSError):
+    """A file cannot be written. All that was written before it is whole, and a run resumes from it.
+
+    >>> issubclass(WriteError, OSError) and not issubclass(WriteError, ValueError)
+    True
+    """
+
+
+class FederationError(FedunfoldError, ConnectionError):
+    """Clients over a network cannot be reached, do not answer in time, or answer what cannot be used.
+
+    Settings and files are in order where it is raised: the same call may succeed once the network or the clients do.
+
+    >>> issubclass(FederationError, ConnectionError) and not issubclass(FederationError, ValueError)
+    True
+    """
 
 
 class DivergenceError(FedunfoldError, ArithmeticError):

@@ -1,32 +1,85 @@
-"""Classifiers an environment can name. In Python any function that builds a `torch.nn.Module` does."""
+"""A model as one vector w in R^d: its trainable parameters, and after them the buffers that training changes."""
 
-import itertools
-import math
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from fedunfold.config import ModelSpec
 from fedunfold.core import rng
-from fedunfold.io.limits import PARAMETERS
+from fedunfold.core.errors import InputError
 
 ModelFactory = Callable[[], nn.Module]
+"""A function that builds a fresh model, such as ``lambda: Net()``."""
 
 
-def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> ModelFactory:
-    """A function that builds a fresh multilayer perceptron; without hidden layers, a linear classifier."""
-    widths = [math.prod(features), *spec.hidden, classes]
-    PARAMETERS.check(sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths)), "field model.hidden: ")
+@dataclass(frozen=True)
+class ParamLayout:
+    """What the entries of a model's vector are.
 
-    def build() -> nn.Module:
-        layers: list[nn.Module] = [nn.Flatten()]
-        for i, (wide, narrow) in enumerate(itertools.pairwise(widths)):
-            layers += [nn.ReLU()] if i else []
-            layers.append(nn.Linear(wide, narrow))
-        return nn.Sequential(*layers)
+    Buffers are running means and variances of normalisation layers: no gradient moves them, training does. They are
+    averaged with Θ as they are: no server optimiser, no step size, none from memory.
 
-    return build
+    Attributes:
+        names: Names of the trainable parameters, in the order they lie in.
+        shapes: Their shapes.
+        buffer_names: Names of the buffers, which come after them.
+        buffer_shapes: Their shapes.
+
+    >>> layout = ParamLayout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    >>> layout.num_params, layout.num_buffer_entries, layout.buffer_names
+    (12, 4, ('1.running_mean', '1.running_var'))
+    """
+
+    names: tuple[str, ...] = ()
+    shapes: tuple[torch.Size, ...] = ()
+    buffer_names: tuple[str, ...] = ()
+    buffer_shapes: tuple[torch.Size, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ParamLayout":
+        """The layout of a module."""
+        params, buffers = _trainable(module), _running_statistics(module)
+        return cls(
+            tuple(params),
+            tuple(param.shape for param in params.values()),
+            tuple(buffers),
+            tuple(buffer.shape for buffer in buffers.values()),
+        )
+
+    @cached_property
+    def num_params(self) -> int:
+        """How many entries are trainable parameters."""
+        return sum(shape.numel() for shape in self.shapes)
+
+    @cached_property
+    def num_buffer_entries(self) -> int:
+        """How many entries, the last ones, are buffers."""
+        return sum(shape.numel() for shape in self.buffer_shapes)
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return self.num_params + self.num_buffer_entries
+
+    def params(self, vectors: Tensor) -> Tensor:
+        """The part [..., num_params] of vectors [..., d] that is trained."""
+        return vectors[..., : vectors.shape[-1] - self.num_buffer_entries]
+
+    def buffers(self, vectors: Tensor) -> Tensor:
+        """The part [..., num_buffer_entries] of vectors [..., d] that is buffers."""
+        return vectors[..., vectors.shape[-1] - self.num_buffer_entries :]
+
+    def with_buffers(self, vectors: Tensor, buffers: Tensor) -> Tensor:
+        """Vectors [..., d] with other buffers [..., num_buffer_entries]; themselves where there are none."""
+        return torch.cat([self.params(vectors), buffers], -1) if self.num_buffer_entries else vectors
+
+    def check(self, vectors: Tensor, name: str) -> None:
+        """Refuse vectors of another length."""
+        if vectors.shape[-1:] != (self.size,):
+            raise InputError(f"{name} has {vectors.shape[-1]} entries, where this federation's model has {self.size}.")
 
 
 def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:
@@ -34,35 +87,38 @@ def seeded(build: ModelFactory, seed: int, run: str) -> nn.Module:
     drawn = rng.integer(seed, "model", run)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(drawn)
-        if torch.cuda.is_available():  # where it is not, torch would note the seed down, and more of them every time
+        if torch.cuda.is_available():  # elsewhere torch would queue the seeds, more of them every time
             torch.cuda.manual_seed_all(drawn)
         return build()
 
 
-def trainable(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are trained, by name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Running means and variances of normalisation layers, by name: no gradient moves them, training does."""
-    found: dict[str, Tensor] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
-            where = f"{name}." if name else ""
-            found |= {f"{where}{part}": getattr(layer, part) for part in ("running_mean", "running_var")}
-    return found
-
-
-def flat_model(module: nn.Module) -> Tensor:
-    """What clients change of a module, as one vector [d]: parameters, and after them running statistics."""
-    parts = [*trainable(module).values(), *statistics(module).values()]
+def flatten_model(module: nn.Module) -> Tensor:
+    """w [d] of a module."""
+    parts = [*_trainable(module).values(), *_running_statistics(module).values()]
     return torch.cat([part.detach().flatten() for part in parts])
 
 
 @torch.no_grad()
-def set_flat_model(module: nn.Module, model: Tensor) -> None:
-    """Put a vector [d] back into a module."""
-    parts = [*trainable(module).values(), *statistics(module).values()]
+def load_model(module: nn.Module, model: Tensor) -> None:
+    """Put a vector w [d] into a module."""
+    parts = [*_trainable(module).values(), *_running_statistics(module).values()]
     for part, values in zip(parts, torch.split(model, [part.numel() for part in parts]), strict=True):
         part.copy_(values.view(part.shape))
+
+
+def _trainable(module: nn.Module) -> dict[str, Tensor]:
+    return {name: param for name, param in module.named_parameters() if param.requires_grad}
+
+
+def _running_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers of layers that keep them under the names torch's normalisation layers use."""
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if name.rpartition(".")[2] in ("running_mean", "running_var")
+    }
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """Stands for a tensor's values."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,8 +1,8 @@
 """All randomness as a pure function of what it is for.
 
-A draw depends on (seed, purpose, run, round, client key, epoch) and on nothing else: not on the order in
-which clients are listed or trained, not on the device, not on the engine. `run` names the pass over the
-federation: ``learn-3`` for the fourth outer iteration, ``trial-0`` for the first trial.
+A draw depends on (seed, purpose, run, round, client id, epoch) and on nothing else: not on the order in which clients
+are listed or trained, not on the device, not on the engine. `run` names the pass over the federation: ``learn-3`` for
+the fourth outer iteration, ``trial-0`` for the first trial.
 """
 
 import hashlib
@@ -24,43 +24,57 @@ def _text(parts: Sequence[str | int]) -> str:
 
 
 def integer(seed: int, purpose: str, *parts: str | int) -> int:
-    """A seed for another generator, in [0, 2⁶³)."""
+    """Draw a seed for another generator.
+
+    Args:
+        seed: The seed of the environment or partition.
+        purpose: What is drawn.
+        *parts: Run, round, client and whatever else tells this draw from others.
+
+    Returns:
+        A whole number in [0, 2⁶³).
+    """
     return int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 1
 
 
 def uniform(seed: int, purpose: str, *parts: str | int) -> float:
-    """One number, uniform in [0, 1)."""
+    """Draw one number, uniform in [0, 1); arguments as for `integer`."""
     return (int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 11) / 2.0**53
 
 
 def generator(seed: int, purpose: str, *parts: str | int) -> np.random.Generator:
-    """A numpy generator of its own (Philox: counter-based, so streams with other keys never overlap)."""
+    """Make a numpy generator of its own; arguments as for `integer`.
+
+    Returns:
+        Philox, which is counter-based, so that streams with other keys never overlap.
+    """
     return np.random.Generator(np.random.Philox(key=philox_key(seed, purpose, *parts)))
 
 
 def philox_key(seed: int, purpose: str, *parts: str | int) -> np.ndarray:
-    """The two numbers of 64 bits that a Philox stream begins with."""
+    """The two numbers of 64 bits that a Philox stream begins with; arguments as for `integer`."""
     return np.frombuffer(_digest(seed, purpose, *parts), dtype=np.uint64)
 
 
 def permutation(size: int, key: np.ndarray) -> np.ndarray:
     """What a new generator with that key gives as `permutation(size)`, without the price of a new generator.
 
-    A new Philox asks the system for entropy that a key then overrides, which takes as long as shuffling a thousand
+    A new Philox reads entropy from the system that a key then overrides, which takes as long as shuffling a thousand
     rows. So every thread has one, and sets it to the beginning of the stream it needs.
+
+    Args:
+        size: How many numbers are permuted.
+        key: The stream, from `philox_key`.
+
+    Returns:
+        0, …, size − 1 in random order.
     """
-    bits = getattr(_own, "bits", None)
-    if bits is None:
-        bits = _own.bits = np.random.Philox()
-    bits.state = {
-        "bit_generator": "Philox",
-        "state": {"counter": np.zeros(4, np.uint64), "key": key},
-        "buffer": np.zeros(4, np.uint64),
-        "buffer_pos": 4,
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return np.random.Generator(bits).permutation(size)
+    if not hasattr(_own, "bits"):
+        _own.bits = np.random.Philox(key=0)
+        _own.start = _own.bits.state  # a copy: the beginning of a stream, whatever its key
+    _own.start["state"]["key"] = key
+    _own.bits.state = _own.start
+    return np.random.Generator(_own.bits).permutation(size)
 
 
 _own = threading.local()

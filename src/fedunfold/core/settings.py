@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedunfold.core.errors import InputError
-from fedunfold.io.limits import LARGEST
 
+LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 
@@ -18,7 +18,15 @@ def is_count(value: object) -> bool:
 
 
 def explain(error: ValidationError, prefix: str = "") -> InputError:
-    """pydantic's report as one line: the first field that is wrong, how, and how many more are."""
+    """pydantic's report as one line.
+
+    Args:
+        error: The report.
+        prefix: What the line begins with.
+
+    Returns:
+        An error that names the first field that is wrong, how, and how many more are.
+    """
     errors = error.errors()
     path, message = _locate(errors[0])
     field = f"field {'.'.join(path)}: " if path else ""

@@ -1,6 +1,6 @@
-"""What is odd about a run or a learning that went through all the same: a line each, with what to do.
+"""What is odd about a run or a weight-learning run that finished all the same: a line each, with what to do.
 
-Rounds are counted from 1 here, as the command line shows them. What cannot go on is a `DivergenceError` instead.
+Rounds are counted from 1 here, as tables and figures show them. What cannot continue is a `DivergenceError` instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,54 +8,72 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.screening import RejectedUpdate
+from fedunfold.core.messages import RejectedUpdate
 
-IN_A_ROW = 3  # rounds without anybody are bad luck up to here
+IN_A_ROW = 3  # rounds without participants are bad luck up to here
 COLLAPSED = 0.99  # of a round's weight on one client
 FEW = 12  # rounds or clients that are listed one by one
 
 
-def of_run(present: Tensor, entering: Tensor, rejected: Sequence[RejectedUpdate], needed: int) -> tuple[str, ...]:
-    """From who was there [T, K], whose updates entered each round [T, K], and how many a step needs."""
-    found = [*_set_aside(rejected, len(present))]
-    if empty := _longest(~present.any(1)):
+def of_run(
+    participated: Tensor, entering: Tensor, rejected: Sequence[RejectedUpdate], min_updates: int
+) -> tuple[str, ...]:
+    """Warnings about a run.
+
+    Args:
+        participated: Who participated, [T, K].
+        entering: Whose updates entered each round, [T, K].
+        rejected: Whose updates were rejected.
+        min_updates: How many updates a step needs.
+    """
+    found = [*_set_aside(rejected, len(participated))]
+    if empty := _longest(~participated.any(1)):
         first, last = empty
         found.append(
-            f"nobody was there in rounds {first} to {last} of {len(present)}; raise the clients' reliability or the "
-            "number sampled, or let the server remember (--absent remember)."
+            f"nobody participated in rounds {first} to {last} of {len(participated)}; raise the clients' participation "
+            "probability or the clients per round, or let the server remember absent clients."
         )
-    if short := _rounds(entering.sum(1) < needed):
+    if short := _rounds(entering.sum(1) < min_updates):
         found.append(
-            f"there was no step in {_listed('round', short)}, with fewer than the {needed} updates that the "
-            "aggregation needs; expect fewer bad clients, or let the server remember (--absent remember)."
+            f"there was no step in {_listed('round', short)}, with fewer than the {min_updates} updates that the "
+            "aggregator needs; expect fewer bad clients, or let the server remember absent clients."
         )
     return tuple(found)
 
 
 def of_learning(
-    keys: Sequence[str], weights: Tensor, slopes: Tensor, least: float, rejected: Tensor, rounds: int
+    client_ids: Sequence[str], weights: Tensor, slopes: Tensor, least: float, rejections: Tensor, rounds: int
 ) -> tuple[str, ...]:
-    """From Θ[T, K], the size of the last gradients [T, K], below which `least` they move nothing, and in how many of
-    so many `rounds` of the learning each client was set aside [K]."""
+    """Warnings about a weight-learning run.
+
+    Args:
+        client_ids: The clients.
+        weights: Θ, [T, K].
+        slopes: The size of the last gradients, [T, K].
+        least: Below this a gradient moves nothing.
+        rejections: In how many rounds each client was rejected, [K].
+        rounds: How many rounds there were in all.
+    """
     found = [
-        f"while learning, client {key} was set aside in {int(times)} of {rounds} rounds; run with these weights to "
-        "see why, and mend or leave out the client."
-        for key, times in zip(keys, rejected.tolist(), strict=True)
+        f"while learning, client {key} was rejected in {int(times)} of {rounds} rounds; run with these weights to "
+        "see why, and fix or leave out the client."
+        for key, times in zip(client_ids, rejections.tolist(), strict=True)
         if times
     ]
-    if len(keys) == 1:
+    if len(client_ids) == 1:
         return tuple(found)
     most, heaviest = weights.max(1)
     for k in sorted(set(heaviest[most > COLLAPSED].tolist())):
         alone = _rounds((heaviest == k) & (most > COLLAPSED))
         found.append(
-            f"client {keys[k]} has more than {100 * COLLAPSED:.0f} % of the weight in {_listed('round', alone)}: there "
-            "the others hardly count; hold the weights nearer to the sizes with --pull 0.1 where that is not wanted."
+            f"client {client_ids[k]} has more than {100 * COLLAPSED:.0f} % of the weight in "
+            f"{_listed('round', alone)}: there the others hardly count; keep the weights nearer to the sizes with "
+            "kl_weight=0.1 where that is not wanted."
         )
     if still := _rounds(slopes.max(1).values <= least):
         found.append(
-            f"the gradient of the weights vanished in {_listed('round', still)}, which stayed as they were; learn with "
-            "--dtype float64, or let rounds share their weights (--shared-rounds)."
+            f"the gradient of the weights vanished in {_listed('round', still)}, which stayed as they were; learn "
+            "in float64, or let rounds share their weights (tie_rounds)."
         )
     return tuple(found)
 
@@ -66,7 +84,7 @@ def _set_aside(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:
         by_client.setdefault(entry.client, []).append(entry)
     for client, own in by_client.items():
         when = _listed("round", [entry.round + 1 for entry in own])
-        yield f"client {client} was set aside in {when} of {rounds}: it {own[-1].reason}."
+        yield f"client {client} was rejected in {when} of {rounds}: it {own[-1].reason}."
 
 
 def _rounds(marked: Tensor) -> list[int]:
@@ -74,7 +92,7 @@ def _rounds(marked: Tensor) -> list[int]:
 
 
 def _longest(marked: Tensor) -> tuple[int, int] | None:
-    """The longest stretch of marked rounds, where it is longer than bad luck."""
+    """The longest run of marked rounds, where it is longer than bad luck."""
     best, begun = (0, -1), None
     for t, mark in enumerate([*marked.tolist(), False]):
         begun = (t if begun is None else begun) if mark else None

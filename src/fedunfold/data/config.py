@@ -1,31 +1,28 @@
-"""The settings that say where data come from and how they are divided."""
+"""The settings that say where data come from, and how a source is partitioned over clients."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, InstanceOf
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
-from fedunfold.core.settings import Count, Natural, Settings
-from fedunfold.data import partitions as dealing
+from fedunfold.core.settings import Natural, Settings
 from fedunfold.data import sources
 from fedunfold.data.federated import FederatedData
-from fedunfold.data.partitions import Indices
+from fedunfold.data.partitions import GivenPartition, Partition
 from fedunfold.data.vision.files import load_features
 from fedunfold.data.vision.splitting import split, unit_rows
 from fedunfold.io.atomic import is_plain_file
 
 
-def located(path: str, folder: Path) -> Path:
+def resolve(path: str, folder: Path) -> Path:
     """A path in an environment file; a relative one counts from the file's folder, ~ is the user's own."""
     try:
         return folder / Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"field data.path: {path} starts in the folder of a user who is not there.") from error
+        raise InputError(f"field data.path: {path} starts in the folder of an unknown user.") from error
 
 
 class DigitsSource(Settings):
@@ -47,23 +44,30 @@ class MnistSource(Settings):
 
 
 class NpzSource(Settings):
-    """A user's own .npz file; a relative path counts from the environment file's folder."""
+    """An .npz file with custom data.
+
+    Attributes:
+        path: The file; a relative path counts from the environment file's folder.
+    """
 
     source: Literal["npz"] = "npz"
     path: str = Field(min_length=1)
 
     def load(self, folder: Path) -> sources.Dataset:
-        return sources.load_npz(located(self.path, folder))
+        return sources.load_npz(resolve(self.path, folder))
 
     def load_clients(self, folder: Path) -> tuple[dict[str, sources.Pair], sources.Pair]:
-        return sources.load_npz_clients(located(self.path, folder))
+        return sources.load_npz_clients(resolve(self.path, folder))
 
 
 class FeaturesSource(Settings):
     """Frozen-backbone features of images, split by class into training and test rows.
 
-    A relative path counts from the environment file's folder, then from the folder in FEDUNFOLD_DATA. With
-    `scaling` "unit", every row is divided by its root mean square, which a client can do without the others.
+    Attributes:
+        path: The file; a relative path counts from the environment file's folder, then from the folder FEDUNFOLD_DATA.
+        test_fraction: The part of each class's rows to test on.
+        seed: Draws them.
+        scaling: With "unit", every row is divided by its root mean square, which a client can do without the others.
     """
 
     source: Literal["features"] = "features"
@@ -73,14 +77,14 @@ class FeaturesSource(Settings):
     scaling: Literal["none", "unit"] = "none"
 
     def load(self, folder: Path) -> sources.Dataset:
-        found = located(self.path, folder)
+        found = resolve(self.path, folder)
         shared = os.environ.get("FEDUNFOLD_DATA")
         if not is_plain_file(found) and shared:
             found = Path(shared) / self.path
         if not is_plain_file(found):
             raise InputError(
                 f"There is no features file {self.path} beside the environment or in the folder FEDUNFOLD_DATA; "
-                "make it with `fedunfold data features IMAGE_FOLDER`."
+                "extract the features of the images into one."
             )
         features = load_features(found)
         if self.scaling == "unit":
@@ -89,7 +93,11 @@ class FeaturesSource(Settings):
 
 
 class MemorySource(Settings):
-    """Data that were handed over in the program; they cannot be written to a file."""
+    """Data of the program, which cannot be written to a file.
+
+    Attributes:
+        data: The data.
+    """
 
     source: Literal["memory"] = "memory"
     data: InstanceOf[FederatedData]
@@ -100,96 +108,17 @@ DataSource = Annotated[
 ]
 
 
-class Seeded(Settings):
-    """A division that draws. Its seed is its own: another seed of the environment moves no data."""
-
-    seed: Natural = 0
-
-    @property
-    def rng(self) -> np.random.Generator:
-        return generator(self.seed, "partition")
-
-
-class IidPartition(Seeded):
-    """Equal shares of the shuffled rows."""
-
-    kind: Literal["iid"] = "iid"
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.iid(y, clients, self.rng)
-
-
-class SizesPartition(Seeded):
-    """N_k random rows for client k."""
-
-    kind: Literal["sizes"] = "sizes"
-    sizes: tuple[Count, ...]
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.by_sizes(y, self.sizes, self.rng)
-
-
-class LabelsPartition(Seeded):
-    """Rows of the listed labels only, N_k of them where sizes are given."""
-
-    kind: Literal["labels"] = "labels"
-    labels: tuple[tuple[Natural, ...], ...]
-    sizes: tuple[Count, ...] | None = None
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.by_labels(y, self.labels, self.sizes, self.rng)
-
-
-class DirichletPartition(Seeded):
-    """Each class spread by Dirichlet(alpha): the smaller alpha, the fewer classes a client has."""
-
-    kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(ge=dealing.ALPHA_RANGE[0], le=dealing.ALPHA_RANGE[1])
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.dirichlet(y, clients, self.alpha, self.rng)
-
-
-class IndicesPartition(Settings):
-    """The training rows of every client, listed."""
-
-    kind: Literal["indices"] = "indices"
-    indices: tuple[tuple[Natural, ...], ...]
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.by_indices(y, self.indices)
-
-
-class SharesPartition(Seeded):
-    """Which classes a client holds and in what proportion: [class, share] pairs for every client."""
-
-    kind: Literal["shares"] = "shares"
-    shares: tuple[tuple[tuple[Natural, Annotated[float, Field(gt=0)]], ...], ...]
-
-    def split(self, y: NDArray[np.int64], clients: int) -> list[Indices]:
-        return dealing.by_shares(y, self.shares, self.rng)
-
-
-class GivenPartition(Settings):
-    """The source already holds every client's own arrays."""
-
-    kind: Literal["given"] = "given"
-
-
-Partition = Annotated[
-    IidPartition
-    | SizesPartition
-    | LabelsPartition
-    | SharesPartition
-    | DirichletPartition
-    | IndicesPartition
-    | GivenPartition,
-    Field(discriminator="kind"),
-]
-
-
 def check_division(source: DataSource, partition: Partition, keys: tuple[str, ...]) -> None:
-    """Refuse a partition that does not fit the source or the number of clients."""
+    """Refuse a partition that does not fit.
+
+    Args:
+        source: Where the data come from.
+        partition: How they are divided.
+        keys: The clients.
+
+    Raises:
+        InputError: The partition does not fit the source or the number of clients.
+    """
     given = isinstance(partition, GivenPartition)
     if given and not isinstance(source, NpzSource | MemorySource):
         raise InputError(f"field partition: 'given' needs arrays per client, which {source.source} lacks")
@@ -209,22 +138,31 @@ def check_division(source: DataSource, partition: Partition, keys: tuple[str, ..
 def divide(
     source: DataSource, partition: Partition, keys: tuple[str, ...], folder: Path, classes: int | None = None
 ) -> FederatedData:
-    """Load the source and give every client its rows; relative paths count from `folder`.
+    """Load a source and give every client its rows.
 
-    Without `classes`, they are counted up to the highest label met.
+    Args:
+        source: Where the data come from.
+        partition: Who gets which rows.
+        keys: The clients.
+        folder: Where relative paths count from.
+        classes: The number of classes; without it, the highest label plus one.
+
+    Returns:
+        The checked data of all clients.
     """
+    check_division(source, partition, keys)
     if isinstance(source, MemorySource):
         return source.data
     if isinstance(partition, GivenPartition):
-        if not isinstance(source, NpzSource):
-            raise InputError(f"The partition 'given' needs arrays per client, which {source.source} lacks.")
+        assert isinstance(source, NpzSource)
         pairs, test = source.load_clients(folder)
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
             raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
         return FederatedData.from_clients({key: pairs[key] for key in keys}, test, classes)
     rows = source.load(folder)
-    parts = partition.split(rows.y_train, len(keys))
+    rng = generator(getattr(partition, "seed", 0), "partition")
+    parts = partition.split(rows.y_train, len(keys), rng)
     clients = {key: (rows.x_train[part], rows.y_train[part]) for key, part in zip(keys, parts, strict=True)}
     highest = int(max(rows.y_train.max(), rows.y_test.max()))
     return FederatedData.from_clients(clients, (rows.x_test, rows.y_test), classes or 1 + highest)

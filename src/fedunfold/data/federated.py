@@ -14,8 +14,7 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
 from fedunfold.data.arrays import features, labels
-
-MAX_CLASSES = 100_000  # labels beyond this are an id column, and counting them would exhaust the memory
+from fedunfold.io.limits import CLASSES
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +60,9 @@ class FederatedData:
             for (owner, pair), row in zip(owners.items(), rows, strict=True)
         ]
         found = classes if classes is not None else 1 + max(int(part.max()) for part in y)
-        if not 2 <= found <= MAX_CLASSES:
-            raise InputError(f"The labels make {found} class(es); a classifier needs 2 to {MAX_CLASSES}.")
+        if found < 2:
+            raise InputError(f"The labels make {found} class(es); a classifier needs 2 or more.")
+        CLASSES.check(found, "The labels make too many classes: ")
         return cls(
             keys=tuple(clients),
             x=torch.from_numpy(np.concatenate(rows[:-1])),

@@ -76,10 +76,10 @@ def _check_unpacked(archive: zipfile.ZipFile, path: Path, size: int) -> None:
     if sum(member.compress_size for member in members) > size:
         raise InputError(f"{path} lists more than it holds; make it again.")
     unpacked = sum(member.file_size for member in members)
-    if unpacked > max(UNPACKED_BYTES.most, RATIO * size):
+    if unpacked > max(UNPACKED_BYTES.value, RATIO * size):
         raise InputError(
-            f"{path} has {size} bytes and would unpack to {unpacked}; at most {UNPACKED_BYTES.most}, or {RATIO} times "
-            f"its size, are believed; save it with np.savez, which does not pack, or set {UNPACKED_BYTES.variable}."
+            f"{path} has {size} bytes and would unpack to {unpacked}; at most {UNPACKED_BYTES.value}, or {RATIO} times "
+            f"its size, are allowed; save it with np.savez, which does not pack, or set {UNPACKED_BYTES.variable}."
         )
 
 

@@ -135,4 +135,4 @@ def _download_mnist(target: Path) -> None:
     try:
         write_atomically(target, lambda file: np.savez_compressed(file, **dict(zip(FIELDS, arrays, strict=True))))
     except WriteError as error:
-        raise InputError(f"{target} cannot be written; set FEDUNFOLD_CACHE to a folder that can.") from error
+        raise WriteError(f"{target} cannot be written; set FEDUNFOLD_CACHE to a folder that can be.") from error

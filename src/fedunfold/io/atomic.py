@@ -1,5 +1,5 @@
-"""Writing files so that none is ever seen half-written, folders so that one process at a time does, and reading small
-ones within limits."""
+"""Writing files so that none is ever seen half-written, locking folders so that one process at a time writes there, and
+reading small files within limits."""
 
 import contextlib
 import errno
@@ -15,23 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.errors import InputError, WriteError
-from fedunfold.io.limits import RECORD_BYTES, Limit
+from fedunfold.io.limits import NAME_PARTS, RECORD_BYTES, Limit
 
 if sys.platform != "win32":
     import fcntl
 
 _LEFT_OVER = "-partial-"
 _TEMPORARY = re.compile(rf"{_LEFT_OVER}[a-z0-9_]{{8}}(\.[^.]*)?$")  # as tempfile names them
-NAME_PARTS = 16
 PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
-LONG_NAME = re.compile(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS}}}")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, previous: Path | None = None) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
 
     The content is on the disk before the name is, and the name before this returns: a machine that stops at any
-    moment leaves the old file or the new one. With `previous`, the old one stays there.
+    moment leaves the old file or the new one.
+
+    Args:
+        path: The file; folders above it are made.
+        write: Fills the file whose path it is given.
+        previous: Where the old file is moved to; without it, the old file is replaced.
+
+    Raises:
+        WriteError: Where something cannot be written; the old file is still whole.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +55,12 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, previous: P
                 _to_disk(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+    except WriteError:  # of another file, within `write`
+        raise
     except OSError as error:
-        raise _told(error, path) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, and run it again" if full else "choose a folder you can write to"
+        raise WriteError(f"cannot write {path}: {error.strerror or error}; {remedy}.") from error
 
 
 def _to_disk(path: Path) -> None:
@@ -61,15 +71,9 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _told(error: OSError, path: Path) -> WriteError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free some space, and run the same command again" if full else "choose a folder you can write to"
-    return WriteError(f"cannot write {path}: {error.strerror or error}; {remedy}.")
-
-
 def remove_stale_temp_files(folder: Path, *inner: str) -> None:
-    """Delete what writers that were killed left half-written in a folder, and at any depth in the `inner` ones; only
-    for who holds the folder's lock."""
+    """Delete what killed processes left half-written in a folder, and at any depth in the `inner` ones; only for who
+    holds the folder's lock."""
     found = [
         *folder.glob(f".*{_LEFT_OVER}*"),
         *(f for name in inner for f in (folder / name).rglob(f".*{_LEFT_OVER}*")),
@@ -87,7 +91,15 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """One process at a time writes to a folder.
 
     The lock is on the folder itself and lives as long as the process: there is no file that a killed process could
-    leave behind. Windows has no such lock, and there nothing is locked.
+    leave behind. Windows has no such lock, and there nothing is locked. (filelock locks a file, which would stay in
+    every run's folder, and a folder it cannot lock.)
+
+    Args:
+        folder: The folder, which exists.
+
+    Raises:
+        InUseError: Where another process holds the lock.
+        WriteError: Where the file system has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +112,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         except BlockingIOError:
             self.release()
             raise InUseError(
-                f"another process is writing to {folder}; wait until it has ended, or choose another --out."
+                f"another process is writing to {folder}; wait until it has ended, or choose another `out`."
             ) from None
         except OSError as error:
             self.release()
@@ -117,7 +129,18 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a plain file; a pipe or a device, which may have no end, is refused. OSError where there is nothing."""
+    """The size of a plain file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        InputError: Where it is a pipe or a device, which may have no end, or its name cannot be one.
+        OSError: Where there is nothing.
+    """
     try:
         found = path.stat()
     except ValueError as error:  # a zero byte
@@ -144,7 +167,19 @@ def is_folder(path: Path) -> bool:
 
 
 def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
-    """The whole of a UTF-8 file. OSError where it cannot be opened, InputError where it is not one or too large."""
+    """The whole of a UTF-8 file.
+
+    Args:
+        path: The file.
+        limit: How large it may be.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: Where it is too large, or not UTF-8.
+        OSError: Where it cannot be opened.
+    """
     limit.check(size_of(path), f"{path}: ")
     try:
         return path.read_text(encoding="utf-8")
@@ -153,9 +188,19 @@ def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """A TOML document. tomllib's work grows with the square of the parts of a dotted name, and so they are few."""
-    if LONG_NAME.search(text):
-        raise InputError(f"has a dotted name of more than {NAME_PARTS} parts; shorten it")
+    """A TOML document.
+
+    Args:
+        text: The document; its dotted names have few parts, with the square of which tomllib's work grows.
+
+    Returns:
+        Its tables.
+
+    Raises:
+        InputError: Where it is none; the message is the end of a sentence that begins with the file.
+    """
+    if found := re.search(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS.value}}}", text):
+        NAME_PARTS.check(NAME_PARTS.value + 1, f"has too long a dotted name ({found[0][:20]}…): ")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
@@ -163,7 +208,18 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The document in a small file. OSError where it cannot be opened."""
+    """The JSON document in a small file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The document.
+
+    Raises:
+        InputError: Where it is too large, or no JSON.
+        OSError: Where it cannot be opened.
+    """
     text = read_text(path)
     try:
         return json.loads(text)

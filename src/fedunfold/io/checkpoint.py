@@ -1,8 +1,8 @@
-"""Where long work stands, in files that a later call goes on from.
+"""Where long work stands, in files that a later call resumes from.
 
-A checkpoint is a safetensors file whose metadata say of what it is and in which format. The one before it is kept
-beside it. Each holds a checksum of itself: the SHA-256 of the file with zeros in the place of the checksum. So a
-damaged one is seen, and the one before it is taken. Small results are kept the same way as JSON records.
+A checkpoint is a safetensors file whose metadata say of what it is and in which format. The one before it stays beside
+it. Each holds a checksum of itself: the SHA-256 of the file with zeros in the place of the checksum. So damage is
+noticed, and the one before is taken. Small results are saved the same way as JSON records.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ CHECKPOINT_SECONDS = 5.0
 """How much work a crash may cost; writing more often would cost it without one."""
 
 NO_CHECKSUM = "0" * 64
-_SEAL = re.compile(rb"checksum\W{1,8}([0-9a-f]{64})")
+_CHECKSUM = re.compile(rb"checksum\W{1,8}([0-9a-f]{64})")
 
 log = logging.getLogger(__name__)
 Tensors = Mapping[str, Tensor]
@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 
 
 class DamagedError(InputError):
-    """A file is not what was written."""
+    """A file is not what was written to it."""
 
 
 def embed_checksum(content: bytes) -> bytes:
@@ -45,18 +45,22 @@ def embed_checksum(content: bytes) -> bytes:
 
 
 def verify_checksum(content: bytes) -> bool:
-    """Whether the content is as it was sealed."""
-    seal = _SEAL.search(content)
-    if seal is None:
+    """Whether the content is what `embed_checksum` made."""
+    found = _CHECKSUM.search(content)
+    if found is None:
         return False
-    unsealed = content[: seal.start(1)] + NO_CHECKSUM.encode() + content[seal.end(1) :]
-    return hashlib.sha256(unsealed).hexdigest().encode() == seal[1]
+    without = content[: found.start(1)] + NO_CHECKSUM.encode() + content[found.end(1) :]
+    return hashlib.sha256(without).hexdigest().encode() == found[1]
 
 
 class Checkpoint:
     """The file `path` and the one before it, of the work that `identity` describes.
 
-    `kind` names the work in messages. It is `due` again some seconds after it was written.
+    Args:
+        path: The newest file; the one before it has the same name with "-before".
+        kind: What the work is called in messages, such as "run".
+        identity: JSON values that are the same where the same work is resumed.
+        seconds: How long after it was written it is to be saved again (`should_save`); by default `CHECKPOINT_SECONDS`.
     """
 
     def __init__(self, path: Path, kind: str, identity: Mapping[str, Any], seconds: float | None = None) -> None:
@@ -68,7 +72,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     @property
-    def due(self) -> bool:
+    def should_save(self) -> bool:
         return time.monotonic() - self._written >= self._seconds
 
     def save(self, tensors: Tensors, about: object = None) -> None:
@@ -81,9 +85,18 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def load(self, parse: Callable[[Tensors, Any], Found]) -> Found | None:
-        """What `parse` makes of the newest file that is whole, or None where there is none; another work's is refused.
+        """Read the newest file that is whole.
 
-        A damaged newest file is taken away, so that it never becomes the one before.
+        A damaged newest file is deleted, so that it never becomes the one before.
+
+        Args:
+            parse: Makes the result of the tensors and of what `save` got as `about`.
+
+        Returns:
+            What `parse` returned; None where there is no file.
+
+        Raises:
+            InputError: Where the file is of another work or of another format, or both files are damaged.
         """
         damaged: list[Path] = []
         for file in (self.path, self.before):
@@ -95,7 +108,7 @@ class Checkpoint:
                 damaged.append(file)
                 continue
             for other in damaged:
-                log.warning("checkpoint %s is damaged; going on from the one before it, %s.", other, file.name)
+                log.warning("checkpoint %s is damaged; resuming from the one before it, %s.", other, file.name)
                 other.unlink(missing_ok=True)
             return found
         if damaged:
@@ -108,11 +121,11 @@ class Checkpoint:
         try:
             end = 8 + int.from_bytes(content[:8], "little")
             header = json.loads(json.loads(content[8:end])["__metadata__"]["fedunfold"])
-            format, identity, about = header["format"], header["identity"], header["about"]
+            version, identity, about = header["format"], header["identity"], header["about"]
         except UNREADABLE as error:
             raise DamagedError(f"checkpoint {file} is damaged.") from error
-        if format != FORMAT:
-            raise InputError(_other_format(f"checkpoint {file}", format))
+        if version != FORMAT:
+            raise InputError(_other_format(f"checkpoint {file}", version))
         if difference := first_difference(identity, self._identity):
             raise InputError(
                 f"checkpoint {file} is of another {self._kind} ({difference}); delete it, or choose another file."
@@ -134,13 +147,31 @@ def _before(path: Path) -> Path:
 
 
 def write_record(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """A JSON document with its checksum, whole or not at all."""
+    """Write a JSON document with its checksum, whole or not at all.
+
+    Args:
+        file: The file.
+        content: The document.
+        indent: As of `json.dumps`.
+    """
     text = json.dumps({"checksum": NO_CHECKSUM, "format": FORMAT, **content}, indent=indent) + "\n"
     write_atomically(file, lambda temporary: temporary.write_bytes(embed_checksum(text.encode())))
 
 
 def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
-    """What `write_record` wrote, with these names in it."""
+    """Read what `write_record` wrote.
+
+    Args:
+        file: The file.
+        names: What must be in it.
+
+    Returns:
+        The document.
+
+    Raises:
+        DamagedError: Where the file is not what was written.
+        InputError: Where it is of another format.
+    """
     content = _content(file, RECORD_BYTES)
     try:
         found: dict[str, Any] = json.loads(content)
@@ -161,16 +192,16 @@ def _content(file: Path, limit: Limit | None = None) -> bytes:
             limit.check(size, f"{file}: ")
         content = file.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; mend that, and run the same command again.") from error
+        raise InputError(f"cannot read {file}: {error.strerror}; fix that, and run it again.") from error
     if not verify_checksum(content):
         raise DamagedError(f"{file} is damaged (its checksum does not hold); delete it and run again.")
     return content
 
 
-def _other_format(what: str, format: object) -> str:
+def _other_format(what: str, version: object) -> str:
     return (
-        f"{what} has format {format!r} and this version of fedunfold reads {FORMAT}; go on with the version that wrote "
-        "it, or delete it to begin again."
+        f"{what} has format {version!r} and this version of fedunfold reads {FORMAT}; resume with the version that "
+        "wrote it, or delete it to begin again."
     )
 
 

@@ -8,58 +8,85 @@ import os
 from dataclasses import dataclass
 
 from fedunfold.core.errors import InputError
-
-LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
+from fedunfold.core.settings import shown
 
 
 class LimitError(InputError):
-    """More than is believed."""
+    """More than is allowed."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """At most `usual` of something, or what the environment variable FEDUNFOLD_MAX_<name> says."""
+    """At most so many of something.
+
+    Attributes:
+        name: Its name in the environment variable FEDUNFOLD_MAX_<name>.
+        default: The limit where the variable is not set.
+        unit: What is counted, for messages.
+    """
 
     name: str
-    usual: int
-    things: str
+    default: int
+    unit: str
 
     @property
     def variable(self) -> str:
+        """The environment variable that raises it."""
         return f"FEDUNFOLD_MAX_{self.name}"
 
     @property
-    def most(self) -> int:
-        said = os.environ.get(self.variable)
-        if said is None:
-            return self.usual
-        if not (said.isascii() and said.isdigit() and len(said) <= 19):
-            raise InputError(f"the environment variable {self.variable} must be a whole number, not {said!r}.")
-        return int(said)
+    def value(self) -> int:
+        """The limit now: the variable's, or the default."""
+        given = os.environ.get(self.variable)
+        if given is None:
+            return self.default
+        if not (given.isascii() and given.isdigit() and len(given) <= 19):
+            raise InputError(f"the environment variable {self.variable} must be a whole number, not {given!r}.")
+        return int(given)
 
-    def check(self, value: int, prefix: str = "") -> int:
-        """The value, where it is not too large; `prefix` names file or field where nobody else does."""
-        if value > self.most:
-            found = str(value) if value <= LARGEST else "that"
+    def check(self, count: int, prefix: str = "") -> int:
+        """Refuse what is too large.
+
+        Args:
+            count: How many there are.
+            prefix: File or field at the beginning of the message, where nobody else names it.
+
+        Returns:
+            The count.
+
+        Raises:
+            LimitError: Where it is above the limit.
+        """
+        if count > self.value:
             raise LimitError(
-                f"{prefix}{found} is more than the {self.most} {self.things} that are believed; "
+                f"{prefix}{shown(count)} is more than the {self.value} {self.unit} that are allowed; "
                 f"set {self.variable} if it is meant."
             )
-        return value
+        return count
 
 
 CLIENTS = Limit("CLIENTS", 100_000, "clients")  # each has a weight in every round, and a line in the description
-ROUNDS = Limit("ROUNDS", 100_000, "rounds")  # each has a row of weights, kept for every outer step
+ROUNDS = Limit("ROUNDS", 100_000, "rounds")  # each has a row of weights, saved for every outer step
 EPOCHS = Limit("EPOCHS", 10_000, "epochs a round")  # a round's minibatches are laid out before it begins
 BATCH = Limit("BATCH", 10**9, "samples a minibatch")  # rows are counted in 32 bits
 WIDTH = Limit("WIDTH", 100_000, "units in a hidden layer")
 LAYERS = Limit("LAYERS", 100, "hidden layers")
 PARAMETERS = Limit("PARAMETERS", 250_000_000, "parameters of a model")  # 1 GB, and as much for every client at work
 FEATURES = Limit("FEATURES", 10_000_000, "features a sample")  # a remote client says how many, and a model is made
+CLIENT_SAMPLES = Limit("CLIENT_SAMPLES", 10**9, "samples of a client")  # what a remote client may register
+DIMENSIONS = Limit("DIMENSIONS", 8, "dimensions of a sample")  # of a remote client's; numpy ends at 64
+CLASSES = Limit("CLASSES", 100_000, "classes")  # more are an identifier, and counting them would fill the memory
+TABLE_NUMBERS = Limit("TABLE_NUMBERS", 10**8, "numbers of a table")  # 800 MB while they are worked on
+TABLE_CLASSES = Limit("TABLE_CLASSES", 1000, "classes in a column")  # more are an identifier or a measurement
+TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more are names or remarks, no categories
 
 ENVIRONMENT_BYTES = Limit("ENVIRONMENT_BYTES", 4 * 2**20, "bytes of an environment file")  # half a million row numbers
+NAME_PARTS = Limit("NAME_PARTS", 16, "parts of a dotted name")  # tomllib's work grows with their square
+LINE_BYTES = Limit("LINE_BYTES", 2**24, "bytes of a line of a CSV file")  # a file without line ends is no table
 RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Python's lists take twenty times that
 LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round
+FEDERATION_BYTES = Limit("FEDERATION_BYTES", 2**26, "bytes of a federation's record")  # counts by client and class
+WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py
 FEDERATION_BYTES = Limit(

@@ -1,5 +1,20 @@
-"""Client optimisers: what client k does between receiving w^(t) and returning w_k."""
+"""Client optimisers: what client k does between receiving w^(t) and returning w_k.
 
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
+For τ = 0 … τ_k−1 on minibatches b, with w_k from w^(t):
 
-__all__ = ["LocalOptimizer", "accumulated", "momentum", "nova", "prox", "sgd"]
+| name        | step                                             | then                                       |
+|-------------|--------------------------------------------------|--------------------------------------------|
+| sgd         | w ← w − η ∇ℓ_b(w)                                |                                            |
+| prox(μ)     | w ← w − η (∇ℓ_b(w) + μ (w − w^(t)))              |                                            |
+| nova        | w ← w − η (τ_eff/τ_k) ∇ℓ_b(w)                    |                                            |
+| momentum(ρ) | v ← ρ v + ∇ℓ_b(w),  w ← w − η v                  |                                            |
+| accumulated | the base's                                       | w_k ← w^(t) + (τ_eff/‖a_k‖₁)(w_k − w^(t))    |
+"""
+
+from fedunfold.local.momentum import Momentum as momentum
+from fedunfold.local.nova import Nova as nova
+from fedunfold.local.nova import accumulated
+from fedunfold.local.prox import Prox as prox
+from fedunfold.local.sgd import SGD as sgd
+
+__all__ = ["accumulated", "momentum", "nova", "prox", "sgd"]

@@ -1,6 +1,6 @@
 """Weighting rules: how much each client counts in each round, Θ_k^(t) ≥ 0 with Σ_k Θ_k^(t) = 1.
 
-| rule    | Θ_k                                | needs              | for                                   |
+| rule    | Θ_k                                | required metrics   | for                                   |
 |---------|------------------------------------|--------------------|---------------------------------------|
 | size    | N_k/N                              |                    | like data on all clients              |
 | uniform | 1/K                                |                    | the same say for everyone             |
@@ -9,18 +9,19 @@
 | fedadp  | ∝ N_k exp(h(angle to the average)) | gradients          | outvoting clients with odd data       |
 | fedfa   | accuracy and participation         | accuracy           | clients that come and go              |
 
-A rule of one's own is a function `(report, state) -> (weights, state)`; `rule` says what it needs.
+A rule of one's own is a function `(report, state) -> (weights, state)`; `rule` names what it needs of clients.
 """
 
 from fedunfold.rules.dr import dr
 from fedunfold.rules.fedadp import fedadp
 from fedunfold.rules.fedfa import fedfa
 from fedunfold.rules.fixed import fixed
-from fedunfold.rules.rule import Rule, State, WeightingRule, as_rule, reported, rule
+from fedunfold.rules.rule import RULES, Rule, State, WeightingRule, as_rule, rule
 from fedunfold.rules.size import size
 from fedunfold.rules.uniform import uniform
 
 __all__ = [
+    "RULES",
     "Rule",
     "State",
     "WeightingRule",
@@ -29,7 +30,6 @@ __all__ = [
     "fedadp",
     "fedfa",
     "fixed",
-    "reported",
     "rule",
     "size",
     "uniform",

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, Need
-from fedunfold.rules.rule import Rule, State, reported
+from fedunfold.core.messages import ClientUpdates, Metric
+from fedunfold.rules.rule import RULES, Rule, State
 from fedunfold.rules.size import size_shares
 
 
+@RULES.register("dr")
 def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
     """Weigh clients by size and loss.
 
@@ -27,9 +28,11 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
 
     Reference: Zhao and Joshi 2022, A Dynamic Reweighting Strategy for Fair Federated Learning.
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
-    ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([10, 10]), present=torch.tensor([True, True]),
-    ...     steps=torch.tensor([1, 1]), updates=torch.zeros(2, 4), loss=torch.tensor([1.0, 3.0]))
+    ...     round=0, client_ids=("ann", "bob"), num_examples=torch.tensor([10, 10]),
+    ...     participated=torch.tensor([True, True]), num_steps=torch.tensor([1, 1]),
+    ...     metrics=ClientMetrics(loss=torch.tensor([1.0, 3.0])))
     >>> weights, _ = dr(q=1)(report, None)
     >>> [round(weight, 6) for weight in weights.tolist()]
     [0.1, 0.9]
@@ -38,15 +41,15 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
         raise InputError(f"dr needs a finite q >= 0, not {q}.")
     if loss not in ("path", "start"):
         raise InputError(f"dr knows the losses 'path' and 'start', not '{loss}'.")
-    need: Need = "loss" if loss == "path" else "start_loss"
+    metric: Metric = "loss" if loss == "path" else "start_loss"
 
     def weigh(report: ClientUpdates, last: State) -> tuple[Tensor, State]:
-        now = reported(report, need).tolist()
-        known = {**(last or {}), **{k: f for k, f in zip(report.keys, now, strict=True) if not math.isnan(f)}}
+        now = report.metric(metric).tolist()
+        known = {**(last or {}), **{k: f for k, f in zip(report.client_ids, now, strict=True) if not math.isnan(f)}}
         if not known:
             return size_shares(report), known
         typical = sum(known.values()) / len(known)
-        losses = torch.tensor([known.get(key, typical) for key in report.keys], dtype=torch.float64)
+        losses = torch.tensor([known.get(key, typical) for key in report.client_ids], dtype=torch.float64)
         # In logarithms, because F^(q+1) leaves the range of floats for a large q.
         scores = size_shares(report).log() + (q + 1) * losses.log()
         if (scores == -math.inf).all():
@@ -54,4 +57,4 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
         return scores.softmax(0), known
 
     name = "dr" if (q, loss) == (1, "path") else f"dr(q={q:g}, loss={loss})"
-    return Rule(name, weigh, frozenset({need}))
+    return Rule(name, weigh, frozenset({metric}))

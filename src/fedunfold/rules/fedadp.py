@@ -6,33 +6,36 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates
-from fedunfold.rules.rule import Rule, State, reported
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.rule import RULES, Rule, State
 from fedunfold.rules.size import size_shares
 
 
+@RULES.register("fedadp")
 def fedadp(beta: float = 7.0) -> Rule:
-    """Weigh the present clients by size and by how well their gradients agree with the average one.
+    """Weigh the participating clients by size and by how well their gradients agree with the average one.
 
         g    = Σ_l (N_l/N) g_l                       g_l the sum of client l's local gradients
         φ_k  = arccos(⟨g, g_k⟩ / (‖g‖ ‖g_k‖))        π/2 where one of them is 0
-        φ̃_k  = mean of φ_k over the rounds in which client k was present
+        φ̃_k  = mean of φ_k over the rounds in which client k participated
         Θ_k  ∝ N_k · exp(h(φ̃_k)),   h(φ) = β (1 − exp(−exp(−β (φ − 1))))
 
     h falls from β for aligned gradients to 0 for opposed ones, steepest at φ = 1, the more abruptly the
     larger β. For federations in which a majority agrees on a direction and some clients with odd data
-    disturb it; the odd ones lose their say. Absent clients get weight 0; with nobody present the weights
+    disturb it; the odd ones lose their say. Absent clients get weight 0; where nobody participates the weights
     are N_k/N, which then multiply nothing.
 
-    Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
+    Only participating clients get weight, so that `keep`, `drop` and `remember` come to the same.
 
     Reference: Wu and Wang 2021, Fast-Convergent Federated Learning With Adaptive Weighting.
 
     Three clients pull one way, one the other:
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
-    ...     round=0, keys=("a", "b", "c", "d"), sizes=torch.full((4,), 10), present=torch.ones(4).bool(),
-    ...     steps=torch.ones(4), updates=torch.zeros(4, 1), gradients=torch.tensor([[1.0], [1.0], [1.0], [-1.0]]))
+    ...     round=0, client_ids=("a", "b", "c", "d"), num_examples=torch.full((4,), 10),
+    ...     participated=torch.ones(4).bool(), num_steps=torch.ones(4),
+    ...     metrics=ClientMetrics(gradients=torch.tensor([[1.0], [1.0], [1.0], [-1.0]])))
     >>> [round(weight, 3) for weight in fedadp()(report, None)[0].tolist()]
     [0.333, 0.333, 0.333, 0.0]
     """
@@ -40,18 +43,18 @@ def fedadp(beta: float = 7.0) -> Rule:
         raise InputError(f"fedadp needs a finite beta > 0, not {beta}.")
 
     def weigh(report: ClientUpdates, seen: State) -> tuple[Tensor, State]:
-        seen = dict(seen or {})  # client key -> (rounds present, mean angle over them)
-        present = report.present.cpu().bool()
+        seen = dict(seen or {})  # client id -> (rounds participated in, mean angle over them)
+        participated = report.participated.cpu().bool()
         shares = size_shares(report)
-        if not present.any():
+        if not participated.any():
             return shares, seen
-        keys = [key for key, here in zip(report.keys, present.tolist(), strict=True) if here]
-        for key, angle in zip(keys, _angles(reported(report, "gradients"), shares[present]), strict=True):
+        keys = [key for key, here in zip(report.client_ids, participated.tolist(), strict=True) if here]
+        for key, angle in zip(keys, _angles(report.metric("gradients"), shares[participated]), strict=True):
             rounds, mean = seen.get(key, (0, 0.0))
             seen[key] = (rounds + 1, mean + (angle - mean) / (rounds + 1))
         angles = torch.tensor([seen[key][1] for key in keys], dtype=torch.float64)
         weights = torch.zeros_like(shares)
-        weights[present] = (shares[present].log() + _gompertz(angles, beta)).softmax(0)
+        weights[participated] = (shares[participated].log() + _gompertz(angles, beta)).softmax(0)
         return weights, seen
 
     name = "fedadp" if beta == 7 else f"fedadp(beta={beta:g})"

@@ -4,35 +4,38 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates
-from fedunfold.rules.rule import Rule, State, reported
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.rule import RULES, Rule, State
 from fedunfold.rules.size import size_shares
 
 ZERO_ARGUMENT = 1e-6  # stands for an argument 0 of the logarithm
 
 
+@RULES.register("fedfa")
 def fedfa(gamma: float = 0.5) -> Rule:
-    """Weigh the present clients by the information in their accuracy and in their participation.
+    """Weigh the participating clients by the information in their accuracy and in their participation.
 
         Θ_k = γ M̄_k + (1−γ) Ē_k
         M̄_k ∝ −log₂(L_k / Σ_l L_l)         L_k the accuracy of w_k on client k's training data
         Ē_k ∝ −log₂(1 − F_k / Σ_l F_l)     F_k the rounds client k took part in, this one included
 
-    Sums and normalisation run over the present clients; an argument 0 of the logarithm becomes 10⁻⁶, and
-    Σ L = 0 makes M̄ uniform. One present client gets weight 1, absent ones 0; with nobody present the
+    Sums and normalisation run over the participating clients; an argument 0 of the logarithm becomes 10⁻⁶, and
+    Σ L = 0 makes M̄ uniform. One participating client gets weight 1, absent ones 0; where nobody participates the
     weights are N_k/N, which then multiply nothing.
 
     For federations whose clients come and go: those that come often count more, and so do those that still
     fit their own data badly. (FedFa's text says that accurate clients gain; its formula, which is this one,
     favours inaccurate ones.) Sample sizes play no part.
 
-    Only present clients get weight, so that `keep`, `drop` and `remember` come to the same.
+    Only participating clients get weight, so that `keep`, `drop` and `remember` come to the same.
 
     Reference: Huang et al. 2020, Fairness and Accuracy in Federated Learning.
 
+    >>> from fedunfold.core.messages import ClientMetrics
     >>> report = ClientUpdates(
-    ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([30, 10]), present=torch.tensor([True, True]),
-    ...     steps=torch.tensor([3, 1]), updates=torch.zeros(2, 4), accuracy=torch.tensor([0.9, 0.3]))
+    ...     round=0, client_ids=("ann", "bob"), num_examples=torch.tensor([30, 10]),
+    ...     participated=torch.tensor([True, True]), num_steps=torch.tensor([3, 1]),
+    ...     metrics=ClientMetrics(accuracy=torch.tensor([0.9, 0.3])))
     >>> [round(weight, 3) for weight in fedfa()(report, None)[0].tolist()]
     [0.336, 0.664]
     """
@@ -40,25 +43,25 @@ def fedfa(gamma: float = 0.5) -> Rule:
         raise InputError(f"fedfa needs 0 <= gamma <= 1, not {gamma}.")
 
     def weigh(report: ClientUpdates, rounds: State) -> tuple[Tensor, State]:
-        rounds = dict(rounds or {})  # client key -> rounds it took part in
-        present = report.present.cpu().bool()
-        if not present.any():
+        rounds = dict(rounds or {})  # client id -> rounds it took part in
+        participated = report.participated.cpu().bool()
+        if not participated.any():
             return size_shares(report), rounds
-        keys = [key for key, here in zip(report.keys, present.tolist(), strict=True) if here]
+        keys = [key for key, here in zip(report.client_ids, participated.tolist(), strict=True) if here]
         for key in keys:
             rounds[key] = rounds.get(key, 0) + 1
-        weights = torch.zeros(len(report.keys), dtype=torch.float64)
+        weights = torch.zeros(len(report.client_ids), dtype=torch.float64)
         if len(keys) == 1:
-            weights[present] = 1.0
+            weights[participated] = 1.0
             return weights, rounds
-        accuracy = reported(report, "accuracy").cpu().to(torch.float64)[present]
+        accuracy = report.metric("accuracy").cpu().to(torch.float64)[participated]
         often = torch.tensor([rounds[key] for key in keys], dtype=torch.float64)
         if accuracy.sum() == 0:
             by_accuracy = torch.full_like(accuracy, 1 / len(keys))
         else:
             by_accuracy = _normalised_information(accuracy / accuracy.sum())
         by_presence = _normalised_information(1 - often / often.sum())
-        weights[present] = gamma * by_accuracy + (1 - gamma) * by_presence
+        weights[participated] = gamma * by_accuracy + (1 - gamma) * by_presence
         return weights, rounds
 
     name = "fedfa" if gamma == 0.5 else f"fedfa(gamma={gamma:g})"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates
+from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules.rule import Rule, State, simplex_violation
 
 
@@ -41,10 +41,10 @@ def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str 
                 f"the weights '{name}' have {rounds} rows and none for round {report.round} (counted from 0);"
                 f" run at most {rounds} rounds or give a matrix with a row for each."
             )
-        if len(report.keys) != clients:
+        if len(report.client_ids) != clients:
             raise InputError(
                 f"the weights '{name}' have {clients} columns, but the federation has"
-                f" {len(report.keys)} clients; give a matrix with a column for each."
+                f" {len(report.client_ids)} clients; give a matrix with a column for each."
             )
         return values[report.round].clone(), state
 

@@ -11,8 +11,9 @@ from pydantic import Field
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, Need
+from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.settings import Count, Settings
 from fedunfold.core.text_table import TextTable
 from fedunfold.io.atomic import is_plain_file, write_atomically
@@ -22,7 +23,7 @@ from fedunfold.io.safetensors import UNREADABLE, open_tensors
 from fedunfold.rules.rule import State, simplex_violation
 from fedunfold.version import VERSION
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Header(Settings):
@@ -30,7 +31,7 @@ class Header(Settings):
 
     checksum: str = ""
     format: Count
-    keys: tuple[str, ...] = Field(min_length=1)
+    client_ids: tuple[str, ...] = Field(min_length=1)
     rounds: Count
     settings: dict[str, Any]
     digest: str
@@ -40,7 +41,7 @@ class Header(Settings):
 
 @dataclass(frozen=True, eq=False)
 class LearnedWeights:
-    """Θ[T, K] for the clients `keys`, with the outer loss of every iteration and Θ before and after each.
+    """Θ[T, K] for the clients `client_ids`, with the outer loss of every iteration and Θ before and after each.
 
     `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
     federation they were learned on. It is a weighting rule: Θ^(t) = weights[t]. `warnings` say what was odd about
@@ -52,7 +53,7 @@ class LearnedWeights:
     LearnedWeights(rounds=10, clients=5, iterations=1)
     """
 
-    keys: tuple[str, ...]
+    client_ids: tuple[str, ...]
     weights: Tensor
     losses: Tensor
     history: Tensor
@@ -60,7 +61,7 @@ class LearnedWeights:
     digest: str = ""
     version: str = VERSION
     name: str = "learned"
-    needs: frozenset[Need] = field(default=frozenset(), repr=False)
+    required_metrics: frozenset[Metric] = field(default=frozenset(), repr=False)
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -73,13 +74,13 @@ class LearnedWeights:
         return TextTable(
             f"{self!r}: how much each client counts in each round",
             ("client", *(str(t + 1) for t in range(len(self.weights)))),
-            [(key, *(f"{weight:.2f}" for weight in row)) for key, row in zip(self.keys, rows, strict=True)],
+            [(key, *(f"{weight:.2f}" for weight in row)) for key, row in zip(self.client_ids, rows, strict=True)],
             [(0.0, *row) for row in rows],
         ).html()
 
     def __call__(self, report: ClientUpdates, state: State) -> tuple[Tensor, State]:
-        if report.keys != self.keys:
-            raise InputError(_other_clients(self.keys, report.keys))
+        if report.client_ids != self.client_ids:
+            raise InputError(_other_clients(self.client_ids, report.client_ids))
         if report.round >= len(self.weights):
             raise InputError(
                 f"the weights were learned for {len(self.weights)} rounds and have none for round "
@@ -87,8 +88,16 @@ class LearnedWeights:
             )
         return self.weights[report.round], state
 
-    def adapt(self, keys: Sequence[str], rounds: int, digest: str, *, mapped: bool = False) -> "LearnedWeights":
-        """These weights for a federation: refused where it is another one, unless `mapped` is asked for.
+    @property
+    def algorithm(self) -> Algorithm:
+        """What they were learned for, with the step sizes learned beside them."""
+        try:
+            return Algorithm.from_description(self.settings["algorithm"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the learned weights do not say what they were learned for ({error}).") from error
+
+    def adapt(self, keys: Sequence[str], rounds: int, digest: str, *, allow_mapping: bool = False) -> "LearnedWeights":
+        """These weights for a federation: refused where it is another one, unless `allow_mapping`.
 
         An empty digest, theirs or ours, stands for a federation that was not described.
 
@@ -96,17 +105,17 @@ class LearnedWeights:
         by round: a shorter run takes the first rows, rounds beyond T repeat the last.
         """
         same_federation = digest == self.digest or not (digest and self.digest)
-        if tuple(keys) == self.keys and rounds == len(self.weights) and same_federation:
+        if tuple(keys) == self.client_ids and rounds == len(self.weights) and same_federation:
             return self
-        if not mapped:
+        if not allow_mapping:
             raise InputError(self._mismatch(tuple(keys), rounds))
-        unknown = [key for key in keys if key not in self.keys]
+        unknown = [key for key in keys if key not in self.client_ids]
         if unknown:
             raise InputError(
                 f"the weights cannot be mapped: client '{unknown[0]}' was not in the federation they were "
-                f"learned on ({', '.join(self.keys)})."
+                f"learned on ({', '.join(self.client_ids)})."
             )
-        columns = torch.tensor([self.keys.index(key) for key in keys])
+        columns = torch.tensor([self.client_ids.index(key) for key in keys])
         rows = torch.arange(rounds).clamp(max=len(self.weights) - 1)
         weights = self.weights[rows][:, columns]
         totals = weights.sum(1, keepdim=True)
@@ -114,20 +123,20 @@ class LearnedWeights:
             raise InputError("the weights cannot be mapped: these clients have weight 0 in one of the rounds.")
         history = self.history[:, rows][:, :, columns]
         history = history / history.sum(-1, keepdim=True)
-        return replace(self, keys=tuple(keys), weights=weights / totals, history=history, digest=digest)
+        return replace(self, client_ids=tuple(keys), weights=weights / totals, history=history, digest=digest)
 
     def _mismatch(self, keys: tuple[str, ...], rounds: int) -> str:
-        if keys != self.keys:
-            return _other_clients(self.keys, keys)
+        if keys != self.client_ids:
+            return _other_clients(self.client_ids, keys)
         if rounds != len(self.weights):
             return (
-                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as "
-                "many, or ask for mapping (--map), which cuts, or repeats the last row."
+                f"the weights were learned for {len(self.weights)} rounds and the run has {rounds}; run as many, or "
+                "allow mapping (allow_mapping=True), which cuts, or repeats the last row."
             )
         return (
-            "the weights were learned on another federation (same client keys, other data, epochs, "
-            "reliability, model or step size); learn them again, or ask for mapping (--map) to use "
-            "them all the same."
+            "the weights were learned on another federation (same client keys, other data, epochs, participation "
+            "probability, model or step size); learn them again, or allow mapping (allow_mapping=True) to use them "
+            "all the same."
         )
 
     def save(self, path: str | Path) -> None:
@@ -135,7 +144,7 @@ class LearnedWeights:
         header = {
             "checksum": NO_CHECKSUM,
             "format": FORMAT,
-            "keys": self.keys,
+            "client_ids": self.client_ids,
             "rounds": len(self.weights),
             "settings": self.settings,
             "digest": self.digest,
@@ -156,7 +165,7 @@ class LearnedWeights:
         """Read what `save` wrote; nothing in the file is executed."""
         path = Path(path)
         if not is_plain_file(path):
-            raise InputError(f"there is no weights file {path}; `fedunfold learn` makes one.")
+            raise InputError(f"there is no weights file {path}; learn weights and save them there.")
         try:
             with open_tensors(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -165,7 +174,7 @@ class LearnedWeights:
             if header.checksum and not verify_checksum(path.read_bytes()):
                 raise ValueError("its checksum does not hold")
             learned = cls(
-                keys=header.keys,
+                client_ids=header.client_ids,
                 weights=_numbers(tensors["weights"]),
                 losses=_numbers(tensors["losses"]),
                 history=_numbers(tensors["history"]),
@@ -187,7 +196,7 @@ class LearnedWeights:
         return learned
 
     def _check(self, path: Path) -> None:
-        rounds, clients, iterations = len(self.weights), len(self.keys), self.losses.numel()
+        rounds, clients, iterations = len(self.weights), len(self.client_ids), self.losses.numel()
         expected = {
             "weights": (self.weights, (rounds, clients)),
             "losses": (self.losses, (iterations,)),
@@ -196,14 +205,14 @@ class LearnedWeights:
         for name, (tensor, shape) in expected.items():
             if tensor.shape != shape or rounds == 0:
                 raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}.")
-        if odd := [key for key in self.keys if not key.isprintable()]:
+        if odd := [key for key in self.client_ids if not key.isprintable()]:
             raise InputError(f"weights file {path} is inconsistent: it names a client {odd[0]!r}.")
-        if len(set(self.keys)) < clients:
+        if len(set(self.client_ids)) < clients:
             raise InputError(f"weights file {path} is inconsistent: it names a client twice.")
         if not bool(torch.isfinite(self.losses).all() and torch.isfinite(self.history).all()):
             raise InputError(f"weights file {path} is inconsistent: its history is not finite.")
         for t, row in enumerate(self.weights):
-            if problem := simplex_violation(row, self.keys):
+            if problem := simplex_violation(row, self.client_ids):
                 raise InputError(f"weights file {path}: round {t} {problem}.")
 
 
@@ -222,7 +231,7 @@ def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:
     about = f"'{strangers[0]}' is in only one of them" if strangers else "in another order"
     return (
         f"the weights belong to another federation: their clients are {_some(mine)}, the run's are "
-        f"{_some(theirs)} ({about}); learn weights for this one, or ask for mapping (--map)."
+        f"{_some(theirs)} ({about}); learn weights for this one, or allow mapping (allow_mapping=True)."
     )
 
 

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from fedunfold.core.federation import ClientUpdates
-from fedunfold.rules.rule import Rule
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.rule import RULES, Rule
 
 
+@RULES.register("size")
 def size() -> Rule:
     """Weigh every client by its share of the samples.
 
@@ -19,8 +20,8 @@ def size() -> Rule:
     Data.
 
     >>> report = ClientUpdates(
-    ...     round=0, keys=("ann", "bob"), sizes=torch.tensor([30, 10]), present=torch.tensor([True, True]),
-    ...     steps=torch.tensor([3, 1]), updates=torch.zeros(2, 4))
+    ...     round=0, client_ids=("ann", "bob"), num_examples=torch.tensor([30, 10]),
+    ...     participated=torch.tensor([True, True]), num_steps=torch.tensor([3, 1]))
     >>> size()(report, None)[0].tolist()
     [0.75, 0.25]
     """
@@ -29,5 +30,5 @@ def size() -> Rule:
 
 def size_shares(report: ClientUpdates) -> Tensor:
     """N_k/N over all clients, present or not, in float64 whatever the report came in."""
-    sizes = report.sizes.cpu().to(torch.float64)
+    sizes = report.num_examples.cpu().to(torch.float64)
     return sizes / sizes.sum()

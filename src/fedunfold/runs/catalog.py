@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir
 from fedunfold.runs.schema import ENVIRONMENT, METRICS, REPORT, RESULT, SETTINGS
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.tracking.scalars import flattened
-from fedunfold.training.methods import unknown
 
 MEASURES = ("accuracy_mean", "accuracy_sd", "accuracy", "loss", "outer_loss")
 LARGEST = sys.float_info.max  # a whole number in a file may be beyond it
@@ -189,7 +189,7 @@ def delete_run(run: RunSummary) -> list[str]:
         if not left:
             run.path.rmdir()
     except OSError as error:
-        raise InputError(f"cannot delete the run in {run.path}: {error.strerror}.") from error
+        raise InputError(f"cannot delete the run in {run.path}: {error.strerror or error}.") from error
     return left
 
 

@@ -289,7 +289,7 @@ def _client_keys(
 ) -> Sequence[str]:
     """The clients' names: of the federation, or of weights learned for it, or made up in old folders."""
     known = [federation.keys] if federation is not None else []
-    known += [weights.keys for weights in learned.values()]
+    known += [weights.client_ids for weights in learned.values()]
     if any(keys != known[0] for keys in known):
         raise DamagedRunError(folder, "is damaged: its weights were learned for other clients")
     count = methods[0].weights.shape[1] if methods else 0

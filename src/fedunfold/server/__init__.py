@@ -1,5 +1,18 @@
-"""Server optimisers: what the server does with the clients' averaged update."""
+"""Server optimisers: what the server does with the direction u = s Σ_k Θ_k (w_k − w^(t)).
 
-from fedunfold.server.optimizers import ServerOptimizer, ServerState, adagrad, adam, momentum, plain, yogi
+| name     | update                                                       |
+|----------|--------------------------------------------------------------|
+| sgd      | w + η u                                                      |
+| momentum | m ← β m + u,  w + η m                                        |
+| adam, yogi, adagrad | a step size for every coordinate (`adaptive`)     |
 
-__all__ = ["ServerOptimizer", "ServerState", "adagrad", "adam", "momentum", "plain", "yogi"]
+An update is a pure function of (w, u, state), so that the adjoint differentiates any of them.
+"""
+
+from fedunfold.server.adaptive import Adagrad as adagrad
+from fedunfold.server.adaptive import Adam as adam
+from fedunfold.server.adaptive import Yogi as yogi
+from fedunfold.server.momentum import Momentum as momentum
+from fedunfold.server.sgd import SGD as sgd
+
+__all__ = ["adagrad", "adam", "momentum", "sgd", "yogi"]

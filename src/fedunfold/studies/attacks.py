@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, TrainRequest
+from fedunfold.core.messages import ClientUpdates, OpenUpdates, TrainRequest
 from fedunfold.core.rng import generator
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation import SimulatedFederation
@@ -76,21 +76,19 @@ class NoisyFederation(SimulatedFederation):
         super().__init__(environment, data, **settings)
         self._noisy = frozenset(noisy)
 
-    def train_together(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
-        reports = super().train_together(requests)
-        return [self._with_noise(*pair) for pair in zip(requests, reports, strict=True)]
+    def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
+        return [self._with_noise(*pair) for pair in zip(requests, super().train(requests), strict=True)]
 
-    def backprop_together(
-        self, requests: Sequence[TrainRequest], presents: Sequence[Tensor], adjoints: Sequence[Tensor]
+    def vjp(
+        self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
     ) -> list[Tensor]:
         raise InputError("noise has no gradient: learn with the first_order adjoint where clients send it.")
 
     def _with_noise(self, request: TrainRequest, report: ClientUpdates) -> ClientUpdates:
-        updates = report.updates.clone()
-        participating = [key for key, here in zip(report.keys, report.present.tolist(), strict=True) if here]
-        for row, key in zip(updates, participating, strict=True):
-            if key in self._noisy:
+        rows, clients = report.updates.rows.clone(), report.updates.clients
+        for row, k in zip(rows, clients.tolist(), strict=True):
+            if (key := report.client_ids[k]) in self._noisy:
                 stream = generator(self.environment.seed, "attack", request.run, request.round, key)
                 noise = torch.from_numpy(stream.normal(size=len(row))).to(row)
                 row.copy_(TIMES * row.norm() * noise / noise.norm())
-        return replace(report, updates=updates, norms=None)
+        return replace(report, updates=OpenUpdates(clients, rows))

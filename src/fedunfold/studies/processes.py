@@ -95,7 +95,7 @@ def _next_message(outbox: Any, workers: Sequence[BaseProcess]) -> tuple[str, flo
             if dead is not None:
                 raise FedunfoldError(
                     f"a worker process ended with code {dead.exitcode} (out of memory?); run the same again to resume, "
-                    "with fewer processes."
+                    "with fewer `jobs`."
                 ) from None
         else:
             return message

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.studies.cases import StudyCase
 from fedunfold.studies.records import CaseRecords, Trial, curves
 from fedunfold.studies.rows import RATE_ROUNDS, StudyRow
@@ -97,13 +97,13 @@ def price(case: StudyCase, row: StudyRow, trials: Sequence[Trial]) -> tuple[floa
     numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
     rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
     if row.learning is not None:
-        outer, exact = OuterLoss(row.learning.outer), row.learning.adjoint == "exact"
-        runs = row.learning.iterations * row.learning.draws
+        outer, exact = OUTER_LOSSES.make(row.learning.outer), row.learning.adjoint == "exact"
+        runs = row.learning.iterations * row.learning.num_samples
         evaluation = sum(-(-size // env.batch_size) for size in data.sizes)
-        if not outer.only_last_layer:
+        if not outer.only_final:
             absences = mean["rounds"] * len(data.sizes) - mean["participations"]
             steps += runs * absences * evaluation / len(data.sizes)
-            carried = exact or (outer.is_training_gradient and not row.method.algorithm.update.mu)
+            carried = exact or (outer.is_training_gradient and row.method.algorithm.local.fused_mu == 0)
             sent += runs * (2 * absences + (0 if carried else mean["participations"]))
         rounds += runs * mean["rounds"] * (2 if exact else 1)
         steps += runs * (mean["client_steps"] * (4 if exact else 1) + evaluation)

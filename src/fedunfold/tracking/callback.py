@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import iteration_records, mean_weights, round_record
@@ -34,7 +34,7 @@ class JsonLines(Callback):
         self._began, self._settings = time.monotonic(), settings
 
     def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
-        weights = mean_weights(so_far.weights, so_far.keys)
+        weights = mean_weights(so_far.weights, so_far.client_ids)
         self._write({"method": method, **iteration_records(so_far)[-1], "mean_weights": weights})
 
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:

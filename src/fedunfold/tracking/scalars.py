@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 
@@ -87,7 +87,7 @@ class ScalarCallback(Callback):
     def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         record, name = iteration_records(so_far)[-1], f"{method}/learning"
         loss = Scalar(f"{name}/outer_loss", record["outer_loss"], record["iteration"])
-        self.log_scalars([loss, *_mean_weights(name, so_far.weights, so_far.keys, record["iteration"])])
+        self.log_scalars([loss, *_mean_weights(name, so_far.weights, so_far.client_ids, record["iteration"])])
 
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         record, name = round_record(method, trial, round_index, evaluation), f"{method}/trial-{trial}"

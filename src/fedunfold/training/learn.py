@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
 from fedunfold.data.federated import FederatedData
@@ -16,13 +17,12 @@ from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback, callback_scope
 from fedunfold.tracking.scalars import iteration_records
-from fedunfold.training.loop import Algorithm
 from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 
 
 def device_of(given: str | torch.device) -> torch.device:
-    """A device that is really there."""
+    """The device of that name, where it can be used here."""
     name = str(given)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
@@ -34,12 +34,12 @@ def device_of(given: str | torch.device) -> torch.device:
     return device
 
 
-def digest_of(env: Environment, model: ModelFactory | None) -> str:
-    """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
-    digest = env.digest(env.load())
+def digest_of(federation: SimulatedFederation, model: ModelFactory | None) -> str:
+    """What learned weights record of their federation; a custom model counts by its shapes."""
+    digest = federation.environment.digest(federation.environment.load())
     if model is None:
         return digest
-    shapes = [list(p.shape) for p in model().parameters()]
+    shapes = [list(shape) for shape in federation.layout.shapes]
     return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
 
 
@@ -57,11 +57,23 @@ def learn_weights(
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
 
-    `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
-    they are learned, `model` a function that builds a classifier in place of the environment's own. With a
-    `fraction` below 1, every client gives only that part of its data to the learning.
-    A `checkpoint` file lets an interrupted run be resumed; a `callback` is called after every outer iteration, and may
-    stop the learning there.
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        algorithm: What the weights will be used with: local and server optimiser, treatment of absent clients.
+        learning: How they are learned.
+        model: A function that builds a classifier in place of the environment's own.
+        fraction: The part of its data that every client learns weights with.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoint: A file from which an interrupted run is resumed.
+        callback: Called after every outer iteration; it may stop learning there.
+
+    Returns:
+        The learned weights Θ[t, k], with their history.
+
+    Raises:
+        InputError: Weights cannot be learned through the algorithm, or something does not fit the environment.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
@@ -76,14 +88,14 @@ def learn_weights(
     algorithm, learning = algorithm or Algorithm(), learning or Learning()
     check_learnable(algorithm)
     check_learning(learning)
-    settings = {"algorithm": asdict(algorithm), "learning": asdict(learning), "fraction": fraction}
+    settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(callback, {**described("learn", env, data, device, dtype), **settings}) as callbacks:
         learned = learn(
             federation,
             env.rounds,
             algorithm=algorithm,
             learning=learning,
-            digest=digest_of(env, model),
+            digest=digest_of(federation, model),
             checkpoint=checkpoint,
             on_iteration=lambda so_far: callbacks.on_outer_step(LearnedWeights.name, so_far, learning.iterations),
         )

@@ -1,90 +1,60 @@
 """Methods by their names in the literature, and parts by short descriptions such as ``prox:mu=0.1``.
 
-A name is [prefix-]base. The base says how clients and server update, the prefix how clients are weighted, or how
-updates weighted by size are put together (`robust`: median-, trimmed-, krum-):
+A name is [prefix-]base. The base says how clients and server train, the prefix how clients are weighted (any registered
+rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-):
 
-| base      | local update | server  |   | prefix   | weights            |
-|-----------|--------------|---------|---|----------|--------------------|
-| fedavg    | sgd          | plain   |   | (none)   | size, N_k/N        |
-| fedprox   | prox         | plain   |   | dr-      | dynamic reweighting |
-| fednova   | nova         | plain   |   | uniform- | 1/K                |
-| fedavgm   | sgd          | momentum|   | adp-     | FedAdp             |
-| fedadam   | sgd          | adam    |   | fa-      | FedFa              |
-| fedyogi   | sgd          | yogi    |   | duw-     | learned            |
-| fedadagrad| sgd          | adagrad |   |          |                    |
+| base       | local optimiser | server   |   | prefix   | weights             |
+|------------|-----------------|----------|---|----------|---------------------|
+| fedavg     | sgd             | sgd      |   | (none)   | size, N_k/N         |
+| fedprox    | prox            | sgd      |   | dr-      | dynamic reweighting |
+| fednova    | nova            | sgd      |   | uniform- | 1/K                 |
+| fedavgm    | sgd             | momentum |   | adp-     | FedAdp              |
+| fedadam    | sgd             | adam     |   | fa-      | FedFa               |
+| fedyogi    | sgd             | yogi     |   | duw-     | learned             |
+| fedadagrad | sgd             | adagrad  |   |          |                     |
 
 ``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the setting we
-recommend: nova's local update, learned weights and step sizes, and a server that remembers absent clients.
+recommend: nova's local optimiser, learned weights and step sizes, and a server that remembers absent clients.
 """
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
-from fedunfold import rules
-from fedunfold.aggregation import robust
-from fedunfold.aggregation.absent import check_absent
-from fedunfold.aggregation.screening import check_update_filter
+from fedunfold.core.algorithm import Algorithm, check_absent, check_algorithm, check_filter
 from fedunfold.core.errors import InputError
-from fedunfold.local import optimizers as local
+from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS
+from fedunfold.core.registry import unknown
+from fedunfold.local import nova
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import WeightingRule, as_rule
-from fedunfold.server import optimizers as server
-from fedunfold.training.loop import Algorithm, check_algorithm
+from fedunfold.rules.rule import RULES, WeightingRule, as_rule
 from fedunfold.unfolding import Learning
 
-Part = TypeVar("Part")
-
-UPDATES: Mapping[str, Callable[..., local.LocalOptimizer]] = {
-    "sgd": local.sgd,
-    "prox": local.prox,
-    "nova": local.nova,
-    "momentum": local.momentum,
-    "accumulated-sgd": lambda: local.accumulated(local.sgd()),
-    "accumulated-prox": lambda mu=0.01: local.accumulated(local.prox(mu)),
-    "accumulated-momentum": lambda rho=0.9: local.accumulated(local.momentum(rho)),
-}
-SERVERS: Mapping[str, Callable[..., server.ServerOptimizer]] = {
-    "plain": server.plain,
-    "momentum": server.momentum,
-    "adam": server.adam,
-    "yogi": server.yogi,
-    "adagrad": server.adagrad,
-}
-AGGREGATORS: Mapping[str, Callable[..., robust.Aggregator]] = {
-    "mean": robust.mean,
-    "median": robust.median,
-    "trimmed": robust.trimmed,
-    "krum": robust.krum,
-}
-RULES: Mapping[str, Callable[..., WeightingRule]] = {
-    "size": rules.size,
-    "uniform": rules.uniform,
-    "dr": rules.dr,
-    "fedadp": rules.fedadp,
-    "fedfa": rules.fedfa,
-}
 BASES = {
-    "fedavg": ("sgd", "plain"),
-    "fedprox": ("prox", "plain"),
-    "fednova": ("nova", "plain"),
+    "fedavg": ("sgd", "sgd"),
+    "fedprox": ("prox", "sgd"),
+    "fednova": ("nova", "sgd"),
     "fedavgm": ("sgd", "momentum"),
     "fedadam": ("sgd", "adam"),
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
 }
-PREFIXES = {"dr": "dr", "uniform": "uniform", "adp": "fedadp", "fa": "fedfa", "duw": "learned"}
-ROBUST = tuple(name for name in AGGREGATORS if name != "mean")
+LEARNED = "duw"
+SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
+ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
 ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named way to train a federation. Without a rule, weights are learned for it first, by `learning`.
+    """A named way to train a federation.
 
-    >>> Method("dropping nova", Algorithm(local.nova(), absent="drop"), rules.uniform()).algorithm.absent
+    Attributes:
+        name: What it is called in tables.
+        algorithm: How clients and server train.
+        rule: How clients are weighted; without one, weights are learned first.
+        learning: How they are learned then.
+
+    >>> from fedunfold.rules import uniform
+    >>> Method("dropping nova", Algorithm(nova(), absent="drop"), uniform()).algorithm.absent
     'drop'
     """
 
@@ -101,7 +71,7 @@ class Method:
 
 RECOMMENDED = Method(
     "fedunfold",
-    Algorithm(local.nova(), absent="remember"),
+    Algorithm(nova(), absent="remember"),
     None,
     Learning(25, 0.015, outer="balanced", step_sizes="learned", optimizer="adam", decay="none"),
 )
@@ -113,102 +83,73 @@ def method_names() -> tuple[str, ...]:
     >>> "duw-fednova" in method_names()
     True
     """
-    prefixed = [f"{prefix}-{base}" for prefix in (*PREFIXES, *ROBUST) for base in BASES]
-    return (*BASES, *ALIASES, *prefixed, RECOMMENDED.name)
+    rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
+    prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
+    return (*BASES, *ALIASES, *(f"{prefix}-{base}" for prefix in prefixes for base in BASES), RECOMMENDED.name)
 
 
 def method(name: str) -> Method:
     """The method of that name, with the literature's default settings.
 
-    >>> method("dr-fednova").algorithm.update.name
+    >>> method("dr-fednova").algorithm.local.name
     'nova'
     """
     if name == RECOMMENDED.name:
         return RECOMMENDED
-    canonical = ALIASES.get(name, name)
-    prefix, _, base = canonical.rpartition("-")
-    if base not in BASES or (prefix and prefix not in PREFIXES and prefix not in ROBUST):
+    if name not in method_names():
         raise InputError(unknown("method", name, method_names()))
-    update, optimizer = BASES[base]
-    rule = PREFIXES.get(prefix, "size")
-    aggregate = AGGREGATORS[prefix if prefix in ROBUST else "mean"]()
-    return Method(
-        name,
-        Algorithm(UPDATES[update](), SERVERS[optimizer](), aggregate=aggregate),
-        None if rule == "learned" else RULES[rule](),
+    prefix, _, base = ALIASES.get(name, name).rpartition("-")
+    local, server = BASES[base]
+    algorithm = Algorithm(
+        LOCAL_OPTIMIZERS.make(local),
+        SERVER_OPTIMIZERS.make(server),
+        aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
     )
+    if prefix == LEARNED:
+        return Method(name, algorithm, None)
+    rule = "size" if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
+    return Method(name, algorithm, RULES.make(rule))
 
 
 def changed(
     given: Method,
     *,
-    update: str | None = None,
+    local: str | None = None,
     rule: str | None = None,
     server: str | None = None,
     absent: str | None = None,
-    screen: str | None = None,
-    aggregate: str | None = None,
+    filter: str | None = None,
+    aggregator: str | None = None,
 ) -> Method:
-    """The same method with other parts, each described as ``name:key=value,…``; its name then says so."""
+    """The same method with other parts, each described as ``name:key=value,…``; its name then says so.
+
+    Args:
+        given: The method.
+        local: Another local optimiser.
+        rule: Another weighting rule.
+        server: Another server optimiser.
+        absent: What becomes of absent clients.
+        filter: Which updates are rejected.
+        aggregator: Another aggregator.
+    """
     algorithm, weigh = given.algorithm, given.rule
-    if update is not None:
-        algorithm = replace(algorithm, update=part("update", update, UPDATES))
+    if local is not None:
+        algorithm = replace(algorithm, local=LOCAL_OPTIMIZERS.parse(local))
     if server is not None:
-        algorithm = replace(algorithm, server=part("server", server, SERVERS))
+        algorithm = replace(algorithm, server=SERVER_OPTIMIZERS.parse(server))
     if absent is not None:
         algorithm = replace(algorithm, absent=check_absent(absent))
-    if screen is not None:
-        algorithm = replace(algorithm, screen=check_update_filter(screen))
-    if aggregate is not None:
-        algorithm = replace(algorithm, aggregate=part("aggregation", aggregate, AGGREGATORS))
+    if filter is not None:
+        algorithm = replace(algorithm, filter=check_filter(filter))
+    if aggregator is not None:
+        algorithm = replace(algorithm, aggregator=AGGREGATORS.parse(aggregator))
     if rule is not None:
-        weigh = part("rule", rule, RULES)
-    screened = None if screen is None else f"screen {screen}"
-    name = " ".join(filter(None, [given.name, update, rule, server, absent, screened, aggregate]))
+        weigh = RULES.parse(rule)
+    filtered = None if filter is None else f"filter {filter}"
+    name = " ".join(part for part in (given.name, local, rule, server, absent, filtered, aggregator) if part)
     return Method(name, algorithm, weigh, given.learning)
 
 
 def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
-    """Learned weights with the update, server and absence they were learned for."""
-    try:
-        recorded = dict(learned.settings["algorithm"])
-        algorithm = Algorithm(
-            local.LocalOptimizer(**recorded.pop("update")),
-            server.ServerOptimizer(**recorded.pop("server")),
-            aggregate=robust.Aggregator(**recorded.pop("aggregate", {})),
-            **recorded,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the learned weights do not say what they were learned for ({error}).") from error
-    return Method(name or learned.name, algorithm, learned)
-
-
-def part(kind: str, description: str, known: Mapping[str, Callable[..., Part]]) -> Part:
-    """Build ``name`` or ``name:key=value,key=value`` from the constructors known."""
-    name, _, arguments = description.partition(":")
-    if name not in known:
-        raise InputError(unknown(kind, name, known))
-    accepted = inspect.signature(known[name]).parameters
-    settings: dict[str, float | str] = {}
-    for argument in filter(None, arguments.split(",")):
-        key, equals, value = argument.partition("=")
-        if not equals or key not in accepted:
-            takes = f"takes {', '.join(accepted)}" if accepted else "takes no settings"
-            raise InputError(f"{kind} '{name}': cannot read '{argument}'; it {takes}, as {name}:key=value.")
-        settings[key] = value if isinstance(accepted[key].default, str) else _number(value, description)
-    return known[name](**settings)
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line for a name nobody has, with the nearest one that exists."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}."
-    return f"unknown {kind} '{name}'; {hint}"
-
-
-def _number(text: str, description: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InputError(f"'{text}' in '{description}' is not a number.") from error
+    """Learned weights with the algorithm they were learned for."""
+    return Method(name or learned.name, learned.algorithm, learned)

@@ -1,7 +1,5 @@
 """Where federated runs stand, in memory and in a checkpoint."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,25 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.screening import RejectedUpdate
+from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation, RejectedUpdate
 from fedunfold.io.checkpoint import Checkpoint, Tensors
+
+TENSOR = "tensor of the rule"
+"""The key of a dict that stands for a tensor in what a rule remembers."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """After some rounds: the server's model, its optimiser's moments and its memory of clients' updates, what the
-    weighting rule remembers, and what was seen in every round."""
+    """After some rounds.
 
-    model: Tensor
-    moments: tuple[Tensor, ...]
-    memory: Mapping[int, Tensor] = field(default_factory=dict)
+    Attributes:
+        server: The server's model, its optimiser's state and its memory of clients' updates.
+        rule: What the weighting rule remembers.
+        weights: Θ of every round, [K].
+        participated: Who participated in every round, [K].
+        evaluations: The test after every round.
+        log_norms: Of every round those of the updates accepted, [K] (`aggregation.screening`).
+        rejected: Whose updates were rejected.
+    """
+
+    server: ServerState
     rule: Any = None
     weights: list[Tensor] = field(default_factory=list)
-    present: list[Tensor] = field(default_factory=list)
+    participated: list[Tensor] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
-    lengths: list[Tensor] = field(default_factory=list)
+    log_norms: list[Tensor] = field(default_factory=list)
     rejected: list[RejectedUpdate] = field(default_factory=list)
 
     @property
@@ -36,33 +44,43 @@ class RunState:
 
     def _check(self) -> None:
         """ValueError where this is not the state of one run: vectors [d] of floats, and rows [K] for every round."""
-        vectors = (self.model, *self.moments, *self.memory.values())
-        if not all(v.dim() == 1 and v.shape == self.model.shape and v.is_floating_point() for v in vectors):
+        server = self.server
+        vectors = [server.model, *server.optimizer, *server.memory.values()]
+        vectors += [] if server.direction is None else [server.direction]
+        if not all(v.dim() == 1 and v.shape == server.model.shape and v.is_floating_point() for v in vectors):
             raise ValueError("its vectors are not alike")
-        rows = [row.shape for row in (*self.weights, *self.present, *self.lengths)]
-        counts = {len(self.weights), len(self.present), len(self.evaluations), len(self.lengths)}
+        rows = [row.shape for row in (*self.weights, *self.participated, *self.log_norms)]
+        counts = {len(self.weights), len(self.participated), len(self.evaluations), len(self.log_norms)}
         if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
             raise ValueError("its rounds are not alike")
-        numbers = (*self.weights, *self.lengths)
-        if any(row.dtype != torch.bool for row in self.present) or any(not row.is_floating_point() for row in numbers):
+        numbers = (*self.weights, *self.log_norms)
+        if any(row.dtype != torch.bool for row in self.participated):
+            raise ValueError("its rounds are of other types")
+        if any(not row.is_floating_point() for row in numbers):
             raise ValueError("its rounds are of other types")
 
-    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def to_parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors, and the rest in plain values."""
-        tensors = {"model": self.model, "weights": torch.stack(self.weights), "present": torch.stack(self.present)}
-        tensors["lengths"] = torch.stack(self.lengths)
-        tensors |= {f"moment-{i}": moment for i, moment in enumerate(self.moments)}
-        tensors |= {f"update-{k}": update for k, update in self.memory.items()}
+        server = self.server
+        tensors = {
+            "model": server.model,
+            "weights": torch.stack(self.weights),
+            "participated": torch.stack(self.participated),
+            "log_norms": torch.stack(self.log_norms),
+        }
+        if server.direction is not None:
+            tensors["direction"] = server.direction
+        tensors |= {f"moment-{i}": moment for i, moment in enumerate(server.optimizer)}
+        tensors |= {f"update-{k}": update for k, update in server.memory.items()}
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
-        try:
-            rule = json.loads(json.dumps(self.rule))
-        except TypeError as error:
-            raise InputError(f"a rule's state is kept only where it is plain numbers and names: {error}.") from error
+        of_rule: dict[str, Tensor] = {}
+        rule = _plain(self.rule, of_rule)
         tests = [(found.accuracy, found.loss) for found in self.evaluations]
-        return tensors, {"rule": rule, "tests": tests, "rejected": [asdict(entry) for entry in self.rejected]}
+        rejected = [asdict(entry) for entry in self.rejected]
+        return tensors | of_rule, {"rule": rule, "tests": tests, "rejected": rejected}
 
     @classmethod
-    def of_parts(cls, tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> "RunState":
+    def from_parts(cls, tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> "RunState":
         tests = [
             Evaluation(accuracy, loss, tensors[f"classes-{t}"]) for t, (accuracy, loss) in enumerate(about["tests"])
         ]
@@ -70,16 +88,51 @@ class RunState:
             tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))
         ]
         memory = {int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")}
-        model, weights, present = tensors["model"].to(device), [*tensors["weights"]], [*tensors["present"]]
-        lengths, rejected = [*tensors["lengths"]], [RejectedUpdate(**entry) for entry in about["rejected"]]
-        state = cls(model, tuple(moments), memory, about["rule"], weights, present, tests, lengths, rejected)
+        direction = tensors["direction"].to(device) if "direction" in tensors else None
+        state = cls(
+            ServerState(tensors["model"].to(device), tuple(moments), memory, direction),
+            _restored(about["rule"], tensors),
+            [*tensors["weights"]],
+            [*tensors["participated"]],
+            tests,
+            [*tensors["log_norms"]],
+            [RejectedUpdate(**entry) for entry in about["rejected"]],
+        )
         state._check()
         return state
 
 
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What a rule remembers in plain values; its tensors go into `tensors`, and a name stands in their place."""
+    if isinstance(value, Tensor):
+        name = f"rule-{len(tensors)}"
+        tensors[name] = value.detach()
+        return {TENSOR: name}
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InputError("a rule's state is saved only where its dicts have strings as keys.")
+        return {key: _plain(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, tensors) for entry in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        "a rule's state is saved only where it is made of numbers, strings, tensors, lists and dicts, not of "
+        f"{type(value).__name__}."
+    )
+
+
+def _restored(value: Any, tensors: Tensors) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {TENSOR}:
+            return tensors[value[TENSOR]]
+        return {key: _restored(entry, tensors) for key, entry in value.items()}
+    return [_restored(entry, tensors) for entry in value] if isinstance(value, list) else value
+
+
 def save_states(checkpoint: Checkpoint, states: Sequence[RunState]) -> None:
-    """Runs in step go into one file, so that they stay in step."""
-    parts = [state.parts() for state in states]
+    """Runs that are carried out together go into one file, so that they stay in the same round."""
+    parts = [state.to_parts() for state in states]
     tensors = {f"{i}.{name}": tensor for i, (found, _) in enumerate(parts) for name, tensor in found.items()}
     checkpoint.save(tensors, [about for _, about in parts])
 
@@ -91,12 +144,7 @@ def load_states(checkpoint: Checkpoint, device: torch.device) -> list[RunState] 
         found = []
         for i, rest in enumerate(about):
             own = {name.removeprefix(f"{i}."): t for name, t in tensors.items() if name.startswith(f"{i}.")}
-            found.append(RunState.of_parts(own, rest, device))
+            found.append(RunState.from_parts(own, rest, device))
         return found
 
     return checkpoint.load(parse)
-
-
-def fingerprint(tensor: Tensor) -> str:
-    """Stands for a tensor's values."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Where a learning stands, in memory and in a checkpoint."""
+"""Where a weight-learning run stands, in memory and in a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,16 +15,19 @@ from fedunfold.unfolding.optimizer import Adam
 class Progress:
     """What the next outer iteration needs, and what the ones before it brought.
 
-    `roots[T, K+1]` are θ and, in the last column, σ (s = σ²), so that one Adam serves both; `losses` has an
-    entry for every iteration done, `history` Θ before the first and after each, `rejected[K]` counts in how many
-    rounds of all of them a client was set aside.
+    Attributes:
+        roots: θ and, in the last column, σ (s = σ²), so that one optimiser serves both, [T, K+1].
+        optimizer: Its state.
+        losses: An entry for every iteration done.
+        history: Θ before the first iteration and after each, [T, K].
+        rejections: In how many rounds of all of them each client was rejections, [K].
     """
 
     roots: Tensor
     optimizer: Adam
     losses: tuple[float, ...] = ()
     history: tuple[Tensor, ...] = field(default=())
-    rejected: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    rejections: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     @classmethod
     def start(cls, shares: Tensor, step_sizes: Sequence[float], betas: tuple[float, float]) -> "Progress":
@@ -38,14 +41,14 @@ class Progress:
         """One Adam step further."""
         roots, optimizer = self.optimizer.step(self.roots, gradient, lr)
         history = (*self.history, normalize_squares(roots[:, :-1]))
-        return Progress(roots, optimizer, (*self.losses, loss), history, self.rejected)
+        return Progress(roots, optimizer, (*self.losses, loss), history, self.rejections)
 
-    def with_set_aside(self, clients: Sequence[int]) -> "Progress":
+    def with_rejections(self, clients: Sequence[int]) -> "Progress":
         """The same, with these clients counted, as often as they are named."""
         return replace(
             self,
-            rejected=self.rejected
-            + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.rejected)),
+            rejections=self.rejections
+            + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.rejections)),
         )
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -56,30 +59,30 @@ class Progress:
                 "v": self.optimizer.v,
                 "losses": torch.tensor(self.losses, dtype=torch.float64),
                 "history": torch.stack(self.history),
-                "rejected": self.rejected,
+                "rejections": self.rejections,
             }
         )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, betas: tuple[float, float]) -> "Progress | None":
-        """Read what `save` wrote for the same learning, where there is such a file."""
+        """Read what `save` wrote for the same weight-learning run, where there is such a file."""
 
         def parse(tensors: Tensors, _: object) -> Progress:
             _check(**tensors)
             losses = tuple(tensors["losses"].tolist())
             optimizer = Adam(tensors["m"], tensors["v"], len(losses), betas)
-            return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["rejected"])
+            return cls(tensors["roots"], optimizer, losses, tuple(tensors["history"]), tensors["rejections"])
 
         return checkpoint.load(parse)
 
 
-def _check(roots: Tensor, m: Tensor, v: Tensor, losses: Tensor, history: Tensor, rejected: Tensor) -> None:
-    """ValueError where the tensors are not of one learning: [T, K+1] thrice, [M], [M+1, T, K] and [K]."""
+def _check(roots: Tensor, m: Tensor, v: Tensor, losses: Tensor, history: Tensor, rejections: Tensor) -> None:
+    """ValueError where the tensors are not of one run: [T, K+1] thrice, [M], [M+1, T, K] and [K]."""
     rounds, columns = roots.shape
     shapes = [(rounds, columns), (rounds, columns), (len(losses),), (len(losses) + 1, rounds, columns - 1)]
-    if [tuple(tensor.shape) for tensor in (m, v, losses, history)] != shapes or rejected.shape != (columns - 1,):
+    if [tuple(tensor.shape) for tensor in (m, v, losses, history)] != shapes or rejections.shape != (columns - 1,):
         raise ValueError("its tensors are of different sizes")
     if not all(tensor.is_floating_point() for tensor in (roots, m, v, losses, history)):
         raise ValueError("its tensors are no floating-point numbers")
-    if rejected.dtype != torch.long:
+    if rejections.dtype != torch.long:
         raise ValueError("its counts are no whole numbers")

@@ -1,8 +1,8 @@
-"""What the walk back needs of all rounds' updates: T · P · d numbers, in full, in half, or on disk.
+"""What the backward pass needs of all rounds' updates: T · P · d numbers, in full, in half, or on disk.
 
-The walk back asks for inner products ⟨ū, m_k⟩ alone, so that an update kept with errors of relative size ε changes
-them, and the gradient of the weights, by about ε. `half` keeps m_k / max|m_k| in half precision (ε ≤ 2⁻¹¹ of the
-largest entry, and errors of d entries mostly cancel), `disk` keeps all digits in a temporary file.
+It needs inner products ⟨ū, m_k⟩ alone, so that an update stored with errors of relative size ε changes them, and
+the gradient of the weights, by about ε. `half` stores m_k / max|m_k| in half precision (ε ≤ 2⁻¹¹ of the
+largest entry, and errors of d entries mostly cancel), `disk` stores all digits in a temporary file.
 """
 
 import math
@@ -17,37 +17,36 @@ from typing import IO, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.absent import Contributions
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import HiddenSum
+from fedunfold.core.messages import OpenSum, WeightedSum
 
 UpdateStorage = Literal["full", "half", "disk"]
 
 
-class Entered(Protocol):
+class StoredUpdates(Protocol):
     """Updates that entered a round: whose they are, and their inner products with a vector."""
 
     @property
     def clients(self) -> Tensor: ...
 
-    def along(self, vector: Tensor) -> Tensor:
+    def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
         ...
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Rows:
     """Updates to be read one by one."""
 
     clients: Tensor
     rows: tuple[Callable[[], Tensor], ...]
 
-    def along(self, vector: Tensor) -> Tensor:
+    def inner_products(self, vector: Tensor) -> Tensor:
         return torch.stack([row() @ vector for row in self.rows]) if self.rows else vector.new_zeros(0)
 
 
 class UpdateStore(AbstractContextManager["UpdateStore"]):
-    """Keeps the rounds of one run until it is walked back; a client's update is kept once, however long it is used."""
+    """Stores the rounds of one run until its backward pass; a client's update once, however long it is used."""
 
     def __init__(self, kind: UpdateStorage) -> None:
         self._kind = kind
@@ -55,21 +54,20 @@ class UpdateStore(AbstractContextManager["UpdateStore"]):
         self._file: IO[bytes] | None = None
         self._latest: dict[int, Callable[[], Tensor]] = {}
 
-    def keep(self, entering: Contributions | HiddenSum, present: Tensor) -> Entered:
-        """A round's contributions as they are, or in a form that takes less memory."""
-        if self._kind == "full" or not isinstance(entering, Contributions):
-            return entering
-        there = torch.nonzero(present).flatten().tolist()
-        fresh = entering.fresh
-        if entering.memory and there:
-            fresh = torch.stack([entering.memory[k] for k in there])  # without running statistics
-        self._latest |= zip(there, self._rows(fresh), strict=True)
-        return _Kept(entering.clients, tuple(self._latest[k] for k in entering.clients.tolist()))
+    def add(self, entered: WeightedSum, participated: Tensor) -> StoredUpdates:
+        """Store what entered a round as it is, or in a form that takes less memory."""
+        if self._kind == "full" or not isinstance(entered, OpenSum):
+            return entered
+        rows = dict(zip(entered.clients.tolist(), entered.updates.rows, strict=True))
+        fresh = [k for k in torch.nonzero(participated).flatten().tolist() if k in rows]
+        if fresh:
+            self._latest |= zip(fresh, self._readers(torch.stack([rows[k] for k in fresh])), strict=True)
+        return _Rows(entered.clients, tuple(self._latest[k] for k in entered.clients.tolist()))
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _rows(self, updates: Tensor) -> list[Callable[[], Tensor]]:
+    def _readers(self, updates: Tensor) -> list[Callable[[], Tensor]]:
         """How to get at each of a round's updates again; they lie in one piece, or memory would fall to pieces."""
         if self._kind == "disk":
             return self._on_disk(updates)
@@ -88,15 +86,15 @@ class UpdateStore(AbstractContextManager["UpdateStore"]):
         try:
             if self._file is None:
                 self._file = self._opened.enter_context(
-                    tempfile.TemporaryFile(prefix="fedunfold-tape-")  # noqa: SIM115  (closed by __exit__)
+                    tempfile.TemporaryFile(prefix="fedunfold-updates-")  # noqa: SIM115  (closed by __exit__)
                 )
             file, begin = self._file, self._file.seek(0, os.SEEK_END)
             file.write(content.data)
             file.flush()
         except OSError as error:
             raise InputError(
-                f"the tape of updates cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room there, "
-                "name another folder in TMPDIR, or keep the tape in half precision."
+                f"the updates of all rounds cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room "
+                "there, name another folder in TMPDIR, or store them in half precision (update_storage 'half')."
             ) from error
         dtype, device, count = updates.dtype, updates.device, updates[0].nbytes if len(updates) else 0
 

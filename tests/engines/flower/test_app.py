@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedunfold.config import Environment
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
@@ -21,7 +21,7 @@ from fedunfold.unfolding import Learning, learn
 from tests.engines.flower.test_strategy import changed
 from tests.support.grid import LocalGrid, Spoil
 
-APP = Path(__file__).parents[2] / "examples" / "flower"
+APP = Path(__file__).parents[3] / "examples" / "flower"
 sys.path.insert(0, str(APP))
 from fedunfold_app import client_app, server_app  # noqa: E402  (the app's folder is no package)
 
@@ -39,8 +39,8 @@ def samples(rows: int, seed: int) -> tuple[Any, Any]:
 def run(tmp_path: Path, spoil: Spoil | None = None, nodes: Any = None, **settings: Any) -> Any:
     """Run the app on three files in a folder; gives its report."""
     config = DEFAULTS | {"clients": " ".join(KEYS), "classes": 3, "rounds": 3, "precision": "float64"}
-    config |= {"patience": 0.0, "iterations": 2, "folder": str(tmp_path)} | settings
-    nodes = nodes or {k: {"key": key, "path": str(tmp_path / f"{key}.npz")} for k, key in enumerate(KEYS)}
+    config |= {"registration-timeout": 0.0, "iterations": 2, "folder": str(tmp_path)} | settings
+    nodes = nodes or {k: {"client-id": key, "path": str(tmp_path / f"{key}.npz")} for k, key in enumerate(KEYS)}
     grid = LocalGrid(client_app.app, nodes, spoil, config)
     server_app.main(grid, Context(1, 1, {}, RecordDict(), config))
     return json.loads((tmp_path / "report.json").read_text())
@@ -71,22 +71,22 @@ def test_own_files_give_the_engines_numbers(folder: Path, adjoint: Any) -> None:
     found = LearnedWeights.load(folder / "weights.safetensors")
     torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=0)
     for name, rule in (("learned", expected), ("size", size())):
-        last = run_rounds(federation, rule, 3).evaluations[-1]
+        last = run_rounds(federation, rule, 3)[0].evaluations[-1]
         assert report["runs"][name]["accuracy"] == last.accuracy
         assert report["runs"][name]["loss"] == pytest.approx(last.loss, rel=1e-9)
     assert report["tested_on"] == str(folder / "test.npz")
-    assert report["faults"] == {}
+    assert report["failures"] == {}
 
 
 def test_without_a_test_set_the_clients_test(folder: Path) -> None:
     report = run(folder, method="fedavg")
     env = in_memory()
     federation, data = SimulatedFederation(env, dtype=torch.float64), env.load()
-    model = run_rounds(federation, size(), 3).model
+    model = run_rounds(federation, size(), 3)[0].model
     together = Environment.from_arrays(
         {"all": (data.x, data.y)}, (data.x, data.y), rounds=1, batch_size=10, lr=0.05, model=(32,), classes=3
     )
-    expected = SimulatedFederation(together, dtype=torch.float64).evaluate(model)
+    expected = SimulatedFederation(together, dtype=torch.float64).evaluate([model])[0]
     assert report["tested_on"] == "the clients' own training data"
     assert report["runs"]["size"]["accuracy"] == pytest.approx(expected.accuracy)
     assert report["runs"]["size"]["loss"] == pytest.approx(expected.loss)
@@ -95,15 +95,15 @@ def test_without_a_test_set_the_clients_test(folder: Path) -> None:
 
 def test_a_run_that_is_over_is_not_run_again(folder: Path) -> None:
     first = run(folder, test=str(folder / "test.npz"))
-    asked: list[str] = []
+    received: list[str] = []
 
     def listen(reply: Message, node: int) -> Message:
-        asked.append(reply.metadata.message_type)
+        received.append(reply.metadata.message_type)
         return reply
 
     second = run(folder, listen, test=str(folder / "test.npz"))
     assert second["runs"] == first["runs"]
-    assert set(asked) == {"query.register"}
+    assert set(received) == {"query.register"}
 
 
 # --- what can be wrong -------------------------------------------------------------------------------------
@@ -120,10 +120,6 @@ def test_a_run_that_is_over_is_not_run_again(folder: Path) -> None:
         ({"x": np.zeros((4, 4)), "y": np.full(4, -1)}, "y in .*north.npz has the label -1"),
         ({"x": np.full((4, 4), np.nan), "y": np.zeros(4, int)}, "has a NaN or infinite value in row 0"),
         ({"x": np.array([{}] * 4), "y": np.zeros(4, int)}, "x in .*north.npz cannot be read"),
-        (
-            {"x": np.zeros((4, 5)), "y": np.zeros(4, int)},
-            "client south has rows of shape .4. and 3 classes, north",
-        ),
     ],
 )
 def test_a_file_that_is_wrong(folder: Path, arrays: Any, message: str) -> None:
@@ -131,7 +127,13 @@ def test_a_file_that_is_wrong(folder: Path, arrays: Any, message: str) -> None:
     file.unlink()
     if arrays is not None:
         np.savez(file, **arrays)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(FederationError, match=message):
+        run(folder)
+
+
+def test_a_file_with_other_features_than_the_others(folder: Path) -> None:
+    np.savez(folder / "north.npz", x=np.zeros((4, 5)), y=np.zeros(4, int))
+    with pytest.raises(InputError, match=r"client south has rows of shape .4. and 3 classes, north"):
         run(folder)
 
 
@@ -147,11 +149,11 @@ def test_settings_that_are_wrong(folder: Path) -> None:
     with pytest.raises(InputError, match="hidden is a list of widths"):
         run(folder, hidden="32,16")
     with pytest.raises(
-        InputError, match=r"client 'north' did not register.*node-config needs the client's key and data"
+        FederationError, match=r"client 'north' did not register.*node-config needs the client's id and data"
     ):
         run(folder, nodes={1: {"partition-id": 0}})
-    with pytest.raises(InputError, match="client 'west' is not one of this federation's: north, south, east"):
-        run(folder, nodes={1: {"key": "west", "path": "west.npz"}})
+    with pytest.raises(FederationError, match="client 'west' is not one of this federation's: north, south, east"):
+        run(folder, nodes={1: {"client-id": "west", "path": "west.npz"}})
 
 
 def _nan(reply: Message) -> RecordDict:
@@ -189,7 +191,7 @@ def test_bad_clients_all_at_once(folder: Path) -> None:
     for k, key in enumerate(keys):
         x, y = samples(20, k)
         np.savez(folder / f"{key}.npz", x=x, y=y)
-    nodes = {k: {"key": key, "path": str(folder / f"{key}.npz")} for k, key in enumerate(keys)}
+    nodes = {k: {"client-id": key, "path": str(folder / f"{key}.npz")} for k, key in enumerate(keys)}
 
     def spoil(reply: Message, node: int) -> Message | None:
         spoiled = bad.get(keys[node])
@@ -203,14 +205,14 @@ def test_bad_clients_all_at_once(folder: Path) -> None:
     report = run(
         folder, spoil, nodes, clients=" ".join(keys), test=str(folder / "test.npz"), method="fedavg", timeout=0.2
     )
-    assert report["faults"] == {
-        "nan": {"set aside": 3},
-        "short": {"set aside": 3},
-        "other-key": {"set aside": 3},
-        "inflated": {"set aside": 3},
+    assert report["failures"] == {
+        "nan": {"rejected": 3},
+        "short": {"rejected": 3},
+        "other-key": {"rejected": 3},
+        "inflated": {"rejected": 3},
         "empty": {"failed": 3},
         "silent": {"no answer": 3},
     }
-    assert report["runs"]["size"]["present"] == [[1, 0, 0, 0, 0, 0, 0]] * 3
+    assert report["runs"]["size"]["participated"] == [[1, 0, 0, 0, 0, 0, 0]] * 3
     learned = run(folder, spoil, nodes, clients=" ".join(keys), test=str(folder / "test.npz"), timeout=0.2)
     assert learned["runs"]["learned"]["accuracy"] > 0.3

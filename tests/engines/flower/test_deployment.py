@@ -23,12 +23,13 @@ from fedunfold.unfolding import Learning, learn
 from tests.support import warm_start
 from tests.support.everything import ENV, TOLERANCE, assert_same, everything
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "examples" / "flower"))
-from deploy import KEYS, Deployment, write_node_key  # noqa: E402  (the app's folder is no package)
+from deploy import CLIENT_IDS, Deployment, write_node_key  # noqa: E402  (the app's folder is no package)
 from simulate import APP  # noqa: E402
 
-AGREED = f'clients="{" ".join(KEYS)}" classes=10 hidden="32" epochs=2 batch-size=10 lr=0.05'
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+SETTINGS = f'clients="{" ".join(CLIENT_IDS)}" classes=10 hidden="32" epochs=2 batch-size=10 lr=0.05'
 """The digits again, this time as the clients' own data."""
 
 
@@ -62,7 +63,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         found.start_link()
         data = ENV.load()
         np.savez(folder / "test.npz", x=data.x_test.numpy(), y=data.y_test.numpy())
-        for k, key in enumerate(KEYS):
+        for k, key in enumerate(CLIENT_IDS):
             x, y = data.client(k)
             np.savez(folder / f"{key}.npz", x=x.numpy(), y=y.numpy())
             found.register(key)
@@ -100,7 +101,7 @@ def entries(file: Path, name: str) -> int:
 
 
 def begin(deployment: Deployment, settings: str) -> subprocess.Popen[bytes]:
-    """A run that the test goes on beside."""
+    """A run that the test continues beside."""
     return deployment.start("run", "flwr", "run", str(APP), "deployment", "--stream", "--run-config", settings)
 
 
@@ -108,7 +109,7 @@ def next_round(deployment: Deployment) -> None:
     """Wait until every node has received one more message."""
 
     def received() -> list[int]:
-        return [(deployment.folder / f"{key}.log").read_text().count("Received successfully") for key in KEYS]
+        return [(deployment.folder / f"{key}.log").read_text().count("Received successfully") for key in CLIENT_IDS]
 
     before = received()
     until(lambda: all(now > then for now, then in zip(received(), before, strict=True)), 60)
@@ -160,30 +161,30 @@ def test_everything_over_tls_is_the_engines(deployment: Deployment, tmp_path: Pa
         assert_same(json.loads((tmp_path / precision).read_text()), expected, precision)
 
 
-def test_a_node_killed_in_a_round_is_absent_and_taken_back(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_node_killed_in_a_round_is_absent_and_comes_back(deployment: Deployment, tmp_path: Path) -> None:
     victim = deployment.nodes["site-b"]
     test = deployment.folder / "test.npz"
-    settings = f'{AGREED} method="fedavg" rounds=9 timeout=20.0 test="{test}" folder="{tmp_path}"'
+    settings = f'{SETTINGS} method="fedavg" rounds=9 timeout=20.0 test="{test}" folder="{tmp_path}"'
     run = begin(deployment, settings)
     state, log = tmp_path / "size-run.safetensors", deployment.folder / "site-b.log"
     until(lambda: entries(state, "0.weights") >= 1, 120)
-    asked = log.read_text().count("Receiving: train")
-    until(lambda: log.read_text().count("Receiving: train") > asked, 60)
+    sent = log.read_text().count("Receiving: train")
+    until(lambda: log.read_text().count("Receiving: train") > sent, 60)
     os.killpg(victim.pid, signal.SIGKILL)
     started_again(deployment, "site-b")
     assert run.wait(300) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    there = [row[KEYS.index("site-b")] for row in report["runs"]["size"]["present"]]
-    assert there[0] == there[-1] == 1
-    assert 0 in there
-    assert set(report["faults"]) == {"site-b"}
-    assert sum(report["faults"]["site-b"].values()) == there.count(0)
+    participated = [row[CLIENT_IDS.index("site-b")] for row in report["runs"]["size"]["participated"]]
+    assert participated[0] == participated[-1] == 1
+    assert 0 in participated
+    assert set(report["failures"]) == {"site-b"}
+    assert sum(report["failures"]["site-b"].values()) == participated.count(0)
     assert report["runs"]["size"]["accuracy"] > 0.5
 
 
-def test_a_killed_server_goes_on_to_the_same_weights(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_killed_server_resumes_to_the_same_weights(deployment: Deployment, tmp_path: Path) -> None:
     """The ServerApp is killed in the second step of the learning, all there is of the server in the third."""
-    settings = f'{AGREED} precision="float64" iterations=4 rounds=1 timeout=30.0 folder="{tmp_path}"'
+    settings = f'{SETTINGS} precision="float64" iterations=4 rounds=1 timeout=30.0 folder="{tmp_path}"'
     state = tmp_path / "learning.safetensors"
     run = begin(deployment, settings)
     until(lambda: entries(state, "losses") == 1, 120)

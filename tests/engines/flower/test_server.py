@@ -1,6 +1,7 @@
-"""Clients asked one by one give the numbers of the simulation."""
+"""Clients that train one by one give the numbers of the simulation."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,24 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
-from fedunfold.core.errors import InputError
-from fedunfold.core.task import OuterLoss, OuterName
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import FederationError, InputError
+from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.flower.local_client import LocalClient
-from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
-from fedunfold.engines.flower.server import Answers, RemoteFederation
+from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, TrainInstruction
+from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, prox, sgd
+from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.rules import dr, fedadp, fedfa, size
 from fedunfold.rules.rule import WeightingRule
-from fedunfold.server.optimizers import adam
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.server import adam
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import AdjointKind, unfold
-from tests.support.federations import mlp, simulated, tiny
+from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
+from tests.support.federations import mlp, participation, simulated, tiny
+from tests.support.outside_package.outside_parts import AdamW
 
 
-class Hands:
-    """A channel that hands every message to the site itself; `spoil` changes or loses an answer."""
+class InProcess:
+    """A transport that hands every message to the client itself; `spoil` changes or loses a reply."""
 
     def __init__(
         self,
@@ -34,67 +37,87 @@ class Hands:
         spoil: Callable[[str, MessageType, int, ClientReply], ClientReply | str | None] | None = None,
     ):
         data = env.load()
-        self.sites = {
+        self.clients = {
             key: LocalClient(key, *data.client(k), data.classes, mlp(env), torch.float64)
             for k, key in enumerate(data.keys)
         }
         self.spoil = spoil
+        self.received: list[tuple[str, MessageType, int]] = []
 
     def registrations(self) -> Sequence[ClientDescription]:
-        return [site.register() for site in self.sites.values()]
+        return [client.register() for client in self.clients.values()]
 
-    def ask(self, verb: MessageType, messages: Mapping[str, tuple[TrainInstruction, Arrays]]) -> Answers:
-        answers: dict[str, ClientReply | str] = {}
-        for key, (assignment, arrays) in messages.items():
-            answer: ClientReply | str | None = getattr(self.sites[key], verb)(assignment, arrays)
-            if self.spoil is not None and isinstance(answer, ClientReply):
-                answer = self.spoil(key, verb, assignment.round, answer)
-            if answer is not None:
-                answers[key] = answer
-        return answers
+    def send_and_receive(self, message_type: MessageType, messages: Messages) -> Replies:
+        replies: dict[str, ClientReply | str] = {}
+        for key, (instruction, arrays) in messages.items():
+            self.received.append((key, message_type, instruction.round))
+            # Over the wire, where parts travel as names and settings.
+            instruction = TrainInstruction(**json.loads(instruction.model_dump_json()))
+            reply: ClientReply | str | None = getattr(self.clients[key], message_type)(instruction, arrays)
+            if self.spoil is not None and isinstance(reply, ClientReply):
+                reply = self.spoil(key, message_type, instruction.round, reply)
+            if reply is not None:
+                replies[key] = reply
+        return replies
 
 
 def remote(env: Environment, *spoil: Any) -> RemoteFederation:
-    return RemoteFederation(Hands(env, *spoil), env, mlp(env), simulated(env).evaluate, dtype=torch.float64)
+    return RemoteFederation(InProcess(env, *spoil), env, mlp(env), simulated(env).evaluate, dtype=torch.float64)
 
 
 def flaky(**settings: Any) -> Environment:
     return tiny(participation_probability=0.6, seed=3, **settings)
 
 
-UPDATES = [sgd(), prox(0.3), nova(), accumulated(prox(0.3))]
+OPTIMIZERS = [sgd(), prox(0.3), nova(), momentum(0.5), accumulated(prox(0.3))]
 
 
-@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 @pytest.mark.parametrize("rule", [size(), dr(), fedadp(), fedfa()], ids=lambda rule: rule.name)
-def test_runs(update: LocalOptimizer, rule: WeightingRule) -> None:
+def test_runs(optimizer: LocalOptimizer, rule: WeightingRule) -> None:
     env = flaky()
-    algorithm = Algorithm(update, absent="remember")
-    here, there = (run_rounds(f, rule, 3, algorithm=algorithm) for f in (simulated(env), remote(env)))
-    assert torch.equal(here.present, there.present)
-    assert not here.present.all()
+    algorithm = Algorithm(optimizer, absent="remember")
+    here, there = (run_rounds(f, rule, 3, algorithm=algorithm)[0] for f in (simulated(env), remote(env)))
+    assert torch.equal(here.participated, there.participated)
+    assert not here.participated.all()
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
     assert there.accuracies == here.accuracies
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 @pytest.mark.parametrize("absent_loss", ["evaluate", "skip"])
-def test_gradients(adjoint: AdjointKind, update: LocalOptimizer, absent_loss: Any) -> None:
+def test_gradients(adjoint: AdjointKind, optimizer: LocalOptimizer, absent_loss: Any) -> None:
     env = flaky()
     theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
-    algorithm = Algorithm(update, absent="remember", absent_loss=absent_loss)
-    outers: list[OuterName] = ["path", "balanced", "final-balanced", "mse"]
+    algorithm = Algorithm(optimizer, absent="remember", absent_loss=absent_loss)
+    outers = ["path", "balanced", "final-balanced", "mse"]
     for outer in outers:
         found = []
         for federation in (simulated(env), remote(env)):
             start = federation.initial_model("learn-0")
-            found.append(unfold(federation, theta, algorithm, OuterLoss(outer), adjoint, run="learn-0", model=start))
+            loss = OUTER_LOSSES.make(outer)
+            found += unroll_and_grad(federation, theta, algorithm, loss, adjoint, runs=["learn-0"], models=[start])
         here, there = found
         assert there.loss == pytest.approx(here.loss, rel=1e-12)
         torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(there.step_gradient, here.step_gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_gradients_through_a_part_of_another_package(adjoint: AdjointKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weight decay, so that first order has clients compute backward too, without the curvature of the losses."""
+    monkeypatch.setitem(LOCAL_OPTIMIZERS._own, "adamw", AdamW)
+    theta, algorithm = torch.ones(3, 3, dtype=torch.float64), Algorithm(AdamW(decay=0.4), absent="remember")
+    here, there = (
+        unroll_and_grad(
+            *(f, theta, algorithm, OUTER_LOSSES.make("path"), adjoint), runs=["a"], models=[f.initial_model("a")]
+        )[0]
+        for f in (simulated(flaky()), remote(flaky()))
+    )
+    assert there.loss == pytest.approx(here.loss, rel=1e-12)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_learned_weights() -> None:
@@ -103,6 +126,92 @@ def test_learned_weights() -> None:
     here, there = (learn(f, 3, learning=learning) for f in (simulated(env), remote(env)))
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
     assert there.settings["algorithm"]["step_sizes"] == pytest.approx(here.settings["algorithm"]["step_sizes"])
+
+
+# --- sampled clients ---------------------------------------------------------------------------------------
+
+MANY = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8, "f": 6}
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+@pytest.mark.parametrize("rule", [size(), dr(), dr(loss="start"), fedadp(), fedfa()], ids=lambda rule: rule.name)
+def test_sampled_clients_give_the_simulations_numbers(rule: WeightingRule, absent: Any) -> None:
+    env = tiny(MANY, clients_per_round=3, participation_probability=0.7, seed=1)
+    algorithm = Algorithm(nova(), absent=absent)
+    here, there = (run_rounds(f, rule, 3, algorithm=algorithm)[0] for f in (simulated(env), remote(env)))
+    assert torch.equal(here.participated, there.participated)
+    torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_gradients_with_sampled_clients(adjoint: AdjointKind, absent: Any) -> None:
+    env = tiny(MANY, clients_per_round=3, participation_probability=0.7, seed=1)
+    theta = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    algorithm, outer = Algorithm(nova(), absent=absent), OUTER_LOSSES.make("balanced")
+    here, there = (
+        unroll_and_grad(f, theta, algorithm, outer, adjoint, runs=["learn-0"], models=[f.initial_model("learn-0")])[0]
+        for f in (simulated(env), remote(env))
+    )
+    assert there.loss == pytest.approx(here.loss, rel=1e-12)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent_loss", ["evaluate", "skip"])
+def test_a_client_that_is_not_sampled_gets_no_message(absent_loss: Any) -> None:
+    env = tiny(MANY, clients_per_round=3, participation_probability=0.5, seed=1)
+    transport = InProcess(env)
+    federation = RemoteFederation(transport, env, mlp(env), simulated(env).evaluate, dtype=torch.float64)
+    run_rounds(federation, dr(), 3, algorithm=Algorithm(absent_loss=absent_loss))
+    for t in range(3):
+        taking_part = participation(env, "trial-0", t)
+        assert taking_part.cohort.sum() == 3
+        chosen = taking_part.cohort if absent_loss == "evaluate" else taking_part.participating
+        expected = [key for key, sampled in zip(MANY, chosen, strict=True) if sampled]
+        assert [key for key, _, round in transport.received if round == t] == expected
+
+
+# --- what travels ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["optimizer", "outer"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "elsewhere"}, "this client has no .* 'elsewhere', which the server uses; install the package"),
+        ({"mu": 1.0}, "must be a name and settings"),
+        ("sgd", "must be a name and settings"),
+        ({"name": ["sgd"]}, "must be a name and settings"),
+    ],
+)
+def test_a_part_that_a_client_does_not_know(field: str, given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"TrainInstruction: field {field}: {message}"):
+        TrainInstruction(**INSTRUCTION | {field: given})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "prox", "rho": 1.0}, "local optimiser 'prox' has no setting 'rho'; it takes mu"),
+        ({"name": "prox", "mu": "much"}, "local optimiser 'prox' cannot be made"),
+        ({"name": "prox", "mu": -1}, "prox needs a finite mu >= 0"),
+    ],
+)
+def test_settings_that_a_part_does_not_take(given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainInstruction(**INSTRUCTION | {"optimizer": given})
+
+
+INSTRUCTION: dict[str, Any] = {
+    "run": "trial-0",
+    "round": 0,
+    "seed": 0,
+    "lr": 0.1,
+    "batch_size": 1,
+    "epochs": 1,
+    "optimizer": {"name": "sgd"},
+}
 
 
 # --- clients that answer badly -----------------------------------------------------------------------------
@@ -131,37 +240,39 @@ BAD: dict[str, Callable[[ClientReply], ClientReply | str | None]] = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_answer_makes_its_client_absent(kind: str) -> None:
-    """In round 1, and only there; the run goes on, as if the client had been away."""
+    """In round 1, and only there; the run continues, as if the client had been absent."""
     env = tiny()
 
-    def spoil(key: str, verb: MessageType, round: int, reply: ClientReply) -> ClientReply | str | None:
-        return BAD[kind](reply) if (key, verb, round) == ("b", "train", 1) else reply
+    def spoil(key: str, message_type: MessageType, t: int, reply: ClientReply) -> ClientReply | str | None:
+        return BAD[kind](reply) if (key, message_type, t) == ("b", "train", 1) else reply
 
     federation = remote(env, spoil)
-    result = run_rounds(federation, size(), 3, algorithm=Algorithm(absent="drop"))
-    assert result.present.tolist() == [[True] * 3, [True, False, True], [True] * 3]
+    (result,) = run_rounds(federation, size(), 3, algorithm=Algorithm(absent="drop"))
+    assert result.participated.tolist() == [[True] * 3, [True, False, True], [True] * 3]
     assert result.model.isfinite().all()
-    reason = kind if kind in ("no answer", "failed") else "set aside"
-    assert federation.faults.as_dict() == {"b": {reason: 1}}
+    reason = kind if kind in ("no answer", "failed") else "rejected"
+    assert federation.failures.as_dict() == {"b": {reason: 1}}
     rejected = [(entry.round, entry.client) for entry in result.rejected]
-    assert rejected == ([(1, "b")] if reason == "set aside" else []), "one that is silent is only absent"
+    assert rejected == ([(1, "b")] if reason == "rejected" else []), "one that does not answer is only absent"
 
 
-@pytest.mark.parametrize("update", [nova(), accumulated(prox(0.3))], ids=lambda update: update.name)
-def test_the_exact_adjoint_walks_back_the_round_that_was_run(update: LocalOptimizer) -> None:
-    """b is asked in round 1 and silent: the others' scales counted on it. By finite differences."""
+@pytest.mark.parametrize("optimizer", [nova(), accumulated(prox(0.3))], ids=lambda optimizer: optimizer.name)
+def test_the_exact_adjoint_is_of_the_round_that_was_run(optimizer: LocalOptimizer) -> None:
+    """b is to train in round 1 and does not answer: the others' scales counted on it. By finite differences."""
     env = tiny()
 
-    def spoil(key: str, verb: MessageType, round: int, reply: ClientReply) -> ClientReply | None:
-        return None if (key, verb, round) == ("b", "train", 1) else reply
+    def spoil(key: str, message_type: MessageType, t: int, reply: ClientReply) -> ClientReply | None:
+        return None if (key, message_type, t) == ("b", "train", 1) else reply
 
     federation = remote(env, spoil)
     theta = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
-    algorithm = Algorithm(update, absent_loss="skip")
+    algorithm = Algorithm(optimizer, absent_loss="skip")
 
     def unfolded(at: Tensor) -> Any:
         start = federation.initial_model("learn-0")
-        return unfold(federation, at, algorithm, OuterLoss(), "exact", run="learn-0", model=start)
+        outer = OUTER_LOSSES.make("path")
+        (found,) = unroll_and_grad(federation, at, algorithm, outer, "exact", runs=["learn-0"], models=[start])
+        return found
 
     gradient, step = unfolded(theta).gradient, 1e-5
     for t, k in ((0, 0), (0, 2), (1, 0), (2, 1)):
@@ -173,24 +284,24 @@ def test_the_exact_adjoint_walks_back_the_round_that_was_run(update: LocalOptimi
 
 def test_everybody_must_have_registered() -> None:
     env, fewer = tiny(), tiny({"a": 7, "b": 4})
-    with pytest.raises(InputError, match="client 'c' has not registered"):
-        RemoteFederation(Hands(fewer), env, mlp(env), SimulatedFederation(env).evaluate)
+    with pytest.raises(FederationError, match="client 'c' has not registered"):
+        RemoteFederation(InProcess(fewer), env, mlp(env), SimulatedFederation(env).evaluate)
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_running_statistics_and_dropout_travel(adjoint: AdjointKind) -> None:
-    """Models whose training moves statistics and draws at random, asked one by one."""
+def test_buffers_and_dropout_travel(adjoint: AdjointKind) -> None:
+    """Models whose training changes buffers and draws at random, client by client."""
     env = tiny({"a": 8, "b": 6, "c": 12}, batch_size=4, participation_probability=0.6, seed=3)
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.3), nn.Linear(4, 3))
 
     here = simulated(env, build)
-    hands = Hands(env)
-    hands.sites = {key: replace(site, model=build) for key, site in hands.sites.items()}
-    there = RemoteFederation(hands, env, build, here.evaluate, dtype=torch.float64)
+    transport = InProcess(env)
+    transport.clients = {key: replace(client, model=build) for key, client in transport.clients.items()}
+    there = RemoteFederation(transport, env, build, here.evaluate, dtype=torch.float64)
     algorithm = Algorithm(nova(), adam(0.05), absent="remember", step_sizes=(0.5, 1.5))
-    one, other = (run_rounds(federation, size(), 3, algorithm=algorithm).model for federation in (here, there))
+    one, other = (run_rounds(federation, size(), 3, algorithm=algorithm)[0].model for federation in (here, there))
     torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
     learning = Learning(iterations=2, adjoint=adjoint, outer="balanced")
     mine, theirs = (learn(federation, 3, learning=learning) for federation in (here, there))
@@ -198,18 +309,19 @@ def test_running_statistics_and_dropout_travel(adjoint: AdjointKind) -> None:
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_one_far_too_long_is_set_aside_alike(adjoint: AdjointKind) -> None:
+def test_one_far_too_large_is_rejected_alike(adjoint: AdjointKind) -> None:
     """In both engines: runs, gradients, and who is named."""
     env = tiny(dict.fromkeys("abcdef", 9), epochs=1)
     data = env.load()
     data.x[data.offsets[5] :] *= 300
-    algorithm = Algorithm(nova(), absent="remember", screen="norm")
+    algorithm = Algorithm(nova(), absent="remember", filter="norm")
     theta = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
     runs, gradients = [], []
     for federation in (simulated(env), remote(env)):
-        runs.append(run_rounds(federation, fedadp(), 2, algorithm=algorithm))
+        runs += run_rounds(federation, fedadp(), 2, algorithm=algorithm)
         start = federation.initial_model("learn-0")
-        gradients.append(unfold(federation, theta, algorithm, OuterLoss(), adjoint, run="learn-0", model=start))
+        outer = OUTER_LOSSES.make("path")
+        gradients += unroll_and_grad(federation, theta, algorithm, outer, adjoint, runs=["learn-0"], models=[start])
     assert runs[0].rejected == runs[1].rejected
     assert [entry.client for entry in runs[0].rejected] == ["f", "f"]
     torch.testing.assert_close(runs[1].model, runs[0].model, rtol=1e-9, atol=1e-12)

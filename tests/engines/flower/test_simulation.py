@@ -9,7 +9,9 @@ import pytest
 
 from tests.support.everything import TOLERANCE, assert_same
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedunfold as fu
 from fedunfold.core.errors import InputError
-from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, reporting
-from fedunfold.engines.flower.serialization import Layout
+from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, report_metrics_mod
+from fedunfold.engines.flower.serialization import RecordLayout
 from fedunfold.rules.learned import LearnedWeights
 from tests.support.grid import LocalGrid
 
@@ -97,10 +97,10 @@ def test_rules_that_need_more(rule: Any) -> None:
     strategy = WeightedStrategy(rule)
     start(strategy, LocalGrid(app_of(), NODES))
     assert sum(strategy.weights[-1].values()) == pytest.approx(1)
-    assert strategy.faults.as_dict() == {}
+    assert strategy.failures.as_dict() == {}
 
 
-def test_learned_weights_go_by_key() -> None:
+def test_learned_weights_go_by_client_id() -> None:
     """Nodes are numbered otherwise than clients are listed."""
     weights = torch.tensor([[0.7, 0.1, 0.2]], dtype=torch.float64)
     learned = LearnedWeights(("c", "a", "b"), weights, torch.zeros(0), weights[None], {})
@@ -131,7 +131,7 @@ def test_absent_clients(absent: Any) -> None:
     moves = [0.5 * (target - first) for target in (1, 2)]
     last = {"keep": sum(moves) / 3, "drop": sum(moves) / 2, "remember": (sum(moves) + 2) / 3}[absent]
     assert trained(result) == pytest.approx(first + last)
-    assert strategy.faults.as_dict() == {"node:3": {"no answer": 1}}
+    assert strategy.failures.as_dict() == {"node:3": {"no answer": 1}}
 
 
 # --- what clients may send ---------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_reply_is_set_aside(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if node == 2 and reply.metadata.message_type == "train":
             reply.content = BAD[kind](reply)
@@ -192,13 +192,13 @@ def test_a_bad_reply_is_set_aside(kind: str, caplog: pytest.LogCaptureFixture) -
     strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
     grid = LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil)
     result = start(strategy, grid, rounds=3)
-    assert strategy.faults.as_dict() == {"bob": {"set aside": 3}}
-    assert "client bob: set aside" in caplog.text
+    assert strategy.failures.as_dict() == {"bob": {"rejected": 3}}
+    assert "client bob: rejected" in caplog.text
     assert 1 < trained(result) < 4
 
 
 def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
-    """Counts are believed once, and within bounds."""
+    """The first count is taken, and within bounds."""
 
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
@@ -215,10 +215,10 @@ def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> Non
 
     strategy = WeightedStrategy()
     start(strategy, LocalGrid(app_of(), NODES, spoil))
-    assert strategy.faults.as_dict() == {"node:1": {"set aside": 2}, "node:2": {"set aside": 2}}
+    assert strategy.failures.as_dict() == {"node:1": {"rejected": 2}, "node:2": {"rejected": 2}}
     assert strategy.weights == [{"node:3": 1.0}, {"node:3": 1.0}]
     assert "failed: no disk" in caplog.text
-    assert "1000000000000 examples" in caplog.text
+    assert "1000000000000 is more than the 1000000000 samples of a client" in caplog.text
 
 
 def test_nobody_answers() -> None:
@@ -233,7 +233,7 @@ def test_nobody_answers() -> None:
     assert trained(result) == 0.0
 
 
-def test_a_client_keeps_its_key_over_a_restart() -> None:
+def test_a_client_keeps_its_id_over_a_restart() -> None:
     keys = {1: "ann", 2: "bob", 3: "cat", 9: "bob"}
     grid = LocalGrid(app_of(keys), dict(NODES))
     strategy = WeightedStrategy()
@@ -263,7 +263,7 @@ def test_the_mod_reports_what_rules_need() -> None:
         reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(dict(quiet))})
         return reply
 
-    app.train(mods=[reporting(evaluate)])(silent)
+    app.train(mods=[report_metrics_mod(evaluate)])(silent)
     seen: list[dict[str, Any]] = []
 
     def spoil(reply: Message, node: int) -> Message | None:
@@ -273,7 +273,7 @@ def test_the_mod_reports_what_rules_need() -> None:
 
     strategy = WeightedStrategy(fu.fedfa(), fraction_evaluate=0.0)
     start(strategy, LocalGrid(app, NODES, spoil), rounds=1)
-    assert strategy.faults.as_dict() == {}
+    assert strategy.failures.as_dict() == {}
     assert [entry["start_loss"] for entry in seen] == [10, 10, 10]
     assert "loss" not in seen[0]
     assert sorted(entry["accuracy"] for entry in seen) == pytest.approx([0.05, 0.1, 0.2])
@@ -294,11 +294,11 @@ def test_other_byte_orders_are_read() -> None:
 
     strategy = WeightedStrategy()
     assert trained(start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=1)) == pytest.approx(90 / 80)
-    assert strategy.faults.as_dict() == {}
+    assert strategy.failures.as_dict() == {}
 
 
 def test_a_client_that_joins_late_does_not_mix_up_what_is_remembered() -> None:
-    """Node 1 answers from round 2 on; node 3 is away in it and remembered: its move was 2."""
+    """Node 1 answers from round 2 on; node 3 is absent in it and remembered: its move was 2."""
 
     def spoil(reply: Message, node: int) -> Message | None:
         silent = {0: 1, 1: 3}.get(len(strategy.weights))
@@ -324,10 +324,10 @@ def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
 
     strategy.start(grid, initial(), num_rounds=3, evaluate_fn=restart)
     assert [sorted(weights) for weights in strategy.weights] == [["ann", "bob", "cat"]] * 3
-    assert strategy.faults.as_dict() == {"node:9": {"set aside": 1}}
+    assert strategy.failures.as_dict() == {"node:9": {"rejected": 1}}
 
 
-def test_counters_come_from_a_client_that_counts_and_stay() -> None:
+def test_counters_come_from_a_client_that_has_weight_and_stay() -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
             return reply
@@ -342,15 +342,15 @@ def test_counters_come_from_a_client_that_counts_and_stay() -> None:
     assert result.arrays["count"].numpy().tolist() == [3]
 
 
-def test_a_rule_that_fails_leaves_its_round_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_that_fails_has_its_round_skipped(caplog: pytest.LogCaptureFixture) -> None:
     @fu.rule()
     def breaks(report: Any, state: Any) -> Any:
-        share = torch.ones(len(report.keys), dtype=torch.float64) / len(report.keys)
+        share = torch.ones(len(report.client_ids), dtype=torch.float64) / len(report.client_ids)
         return share * (2 if report.round == 0 else 1), state
 
     strategy = WeightedStrategy(breaks)
     result = start(strategy, LocalGrid(app_of(), NODES), rounds=2)
-    assert "round 0 is left out" in caplog.text
+    assert "round 0 is skipped" in caplog.text
     assert strategy.weights[0] == {}
     assert trained(result) == pytest.approx(7 / 6)
 
@@ -376,16 +376,18 @@ def test_learned_weights_bring_what_they_were_learned_for() -> None:
         WeightedStrategy(train_metrics_aggr_fn=lambda records, key: MetricRecord())
 
 
-def test_running_statistics_go_to_the_end_and_come_back_in_their_place() -> None:
+def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
     parts = {
         "norm.running_mean": np.array([1.0, 2.0], np.float32),
         "norm.num_batches_tracked": np.array(7),
         "linear.weight": np.array([[3.0, 4.0, 5.0]], np.float32),
     }
     record = ArrayRecord({name: Array(values) for name, values in parts.items()})
-    layout = Layout.of(record)
+    layout = RecordLayout.of(record)
     flat, others = layout.read(record)
-    assert (flat.tolist(), layout.statistics) == ([3.0, 4.0, 5.0, 1.0, 2.0], 2)
+    assert flat.tolist() == [3.0, 4.0, 5.0, 1.0, 2.0]
+    assert (layout.params.names, layout.params.buffer_names) == (("linear.weight",), ("norm.running_mean",))
+    assert layout.params.buffers(flat).tolist() == [1.0, 2.0]
     back = layout.record(flat, others)
     assert list(back) == list(parts)
     for name, values in parts.items():
@@ -395,10 +397,10 @@ def test_running_statistics_go_to_the_end_and_come_back_in_their_place() -> None
 MANY: dict[int, dict[str, Any]] = {node: {"pull": 2.0, "n": 10} for node in range(1, 6)} | {6: {"pull": 900.0, "n": 10}}
 
 
-@pytest.mark.parametrize("settings", [{"screen": "norm"}, {"aggregate": fu.median()}, {"aggregate": fu.krum()}])
+@pytest.mark.parametrize("settings", [{"filter": "norm"}, {"aggregator": fu.median()}, {"aggregator": fu.krum()}])
 def test_one_that_pulls_far_away_is_held_off(settings: Any) -> None:
     strategy = WeightedStrategy(fu.uniform(), **settings)
     result = start(strategy, LocalGrid(app_of(), MANY), rounds=1)
     assert trained(result) == pytest.approx(1)
-    assert strategy.faults.as_dict() == ({"node:6": {"set aside": 1}} if "screen" in settings else {})
+    assert strategy.failures.as_dict() == ({"node:6": {"rejected": 1}} if "filter" in settings else {})
     assert trained(start(WeightedStrategy(fu.uniform()), LocalGrid(app_of(), MANY), rounds=1)) > 50

@@ -1,4 +1,4 @@
-"""Over Flower's records: the same numbers, keys instead of node ids, and clients that come and go."""
+"""Over Flower's records: the same numbers, client ids instead of node ids, and clients that come and go."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,28 +8,31 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedunfold.config import Environment
-from fedunfold.core.errors import InputError
-from fedunfold.engines.flower import client_app, federation, site_of
-from fedunfold.engines.flower.transport import FlowerChannel
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import FederationError, InputError
+from fedunfold.engines.flower import client_app, client_from_environment, federation_from_environment
+from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.flower.wire import read_registration
-from fedunfold.local.optimizers import nova
+from fedunfold.local import nova
 from fedunfold.rules import fedfa, size
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from tests.support.federations import simulated, tiny
 from tests.support.grid import LocalGrid, Spoil
 
 
 def local(env: Environment, spoil: Spoil | None = None, dtype: torch.dtype = torch.float64) -> LocalGrid:
-    app = client_app(lambda context: site_of(env, context, dtype))
-    return LocalGrid(app, {100 + k: {"key": key} for k, key in enumerate(env.load().keys)}, spoil)
+    app = client_app(lambda context: client_from_environment(env, context, dtype))
+    return LocalGrid(app, {100 + k: {"client-id": key} for k, key in enumerate(env.load().keys)}, spoil)
 
 
 def test_a_run_over_flower_is_the_simulated_one() -> None:
     env = tiny(participation_probability=0.6, seed=3)
     algorithm = Algorithm(nova(), absent="remember")
-    here = run_rounds(simulated(env), fedfa(), 3, algorithm=algorithm)
-    there = run_rounds(federation(local(env), env, dtype=torch.float64), fedfa(), 3, algorithm=algorithm)
+    here = run_rounds(simulated(env), fedfa(), 3, algorithm=algorithm)[0]
+    there = run_rounds(
+        federation_from_environment(local(env), env, dtype=torch.float64), fedfa(), 3, algorithm=algorithm
+    )[0]
     torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
     assert there.accuracies == here.accuracies
 
@@ -40,26 +43,24 @@ def test_learning_over_flower_is_the_simulated_one(adjoint: Any, dtype: torch.dt
     env = tiny(participation_probability=0.6, seed=3)
     learning = Learning(iterations=2, adjoint=adjoint, outer="balanced", step_sizes="learned")
     here = learn(simulated(env, dtype=dtype), 3, learning=learning)
-    there = learn(federation(local(env, dtype=dtype), env, dtype=dtype), 3, learning=learning)
+    there = learn(federation_from_environment(local(env, dtype=dtype), env, dtype=dtype), 3, learning=learning)
     torch.testing.assert_close(there.weights, here.weights, rtol=tolerance, atol=tolerance)
 
 
-def test_a_client_that_restarts_under_another_id_is_taken_back() -> None:
+def test_a_client_that_restarts_under_another_node_id_is_recognised() -> None:
     env = tiny()
     grid = local(env)
-    remote = federation(grid, env, dtype=torch.float64)
-    present = []
+    remote = federation_from_environment(grid, env, dtype=torch.float64)
 
     def come_and_go(t: int, _: object) -> None:
         if t == 0:
             grid.nodes.pop(101)
         if t == 1:
-            grid.nodes[999] = {"key": "b"}
+            grid.nodes[999] = {"client-id": "b"}
 
-    result = run_rounds(remote, size(), 3, algorithm=Algorithm(absent="drop"), on_round=come_and_go)
-    present = result.present.tolist()
-    assert present == [[True] * 3, [True, False, True], [True] * 3]
-    assert remote.faults.as_dict() == {"b": {"no answer": 1}}
+    (result,) = run_rounds(remote, size(), 3, algorithm=Algorithm(absent="drop"), on_round=come_and_go)
+    assert result.participated.tolist() == [[True] * 3, [True, False, True], [True] * 3]
+    assert remote.failures.as_dict() == {"b": {"no answer": 1}}
 
 
 def wrong_keys(reply: Message) -> RecordDict:
@@ -79,10 +80,10 @@ def test_replies_of_another_form_do_not_end_the_run(content: Any) -> None:
             reply.content = content(reply)
         return reply
 
-    remote = federation(local(env, spoil), env, dtype=torch.float64)
-    result = run_rounds(remote, size(), 2, algorithm=Algorithm(absent="drop"))
-    assert result.present.tolist() == [[True, False, True]] * 2
-    assert remote.faults.as_dict() == {"b": {"failed": 2}}
+    remote = federation_from_environment(local(env, spoil), env, dtype=torch.float64)
+    (result,) = run_rounds(remote, size(), 2, algorithm=Algorithm(absent="drop"))
+    assert result.participated.tolist() == [[True, False, True]] * 2
+    assert remote.failures.as_dict() == {"b": {"failed": 2}}
 
 
 def test_an_error_of_the_client_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +95,7 @@ def test_an_error_of_the_client_is_named(caplog: pytest.LogCaptureFixture) -> No
             reply.metadata.__dict__["_src_node_id"] = 102
         return reply
 
-    remote = federation(local(env, spoil), env, dtype=torch.float64)
+    remote = federation_from_environment(local(env, spoil), env, dtype=torch.float64)
     run_rounds(remote, size(), 1, algorithm=Algorithm(absent="drop"))
     assert "client c: failed (out of memory)" in caplog.text
 
@@ -102,11 +103,11 @@ def test_an_error_of_the_client_is_named(caplog: pytest.LogCaptureFixture) -> No
 # --- registering -------------------------------------------------------------------------------------------
 
 
-def test_two_clients_with_one_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_clients_with_one_id(caplog: pytest.LogCaptureFixture) -> None:
     env = tiny()
     grid = local(env)
-    grid.nodes[200] = {"key": "b"}
-    remote = federation(grid, env, dtype=torch.float64)
+    grid.nodes[200] = {"client-id": "b"}
+    remote = federation_from_environment(grid, env, dtype=torch.float64)
     assert "a second node registers as client b" in caplog.text
     run_rounds(remote, size(), 1)
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
@@ -116,48 +117,48 @@ def test_two_clients_with_one_key(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_client_cannot_grow_by_registering_again() -> None:
     env = tiny()
     grid = local(env)
-    channel = FlowerChannel(grid, ["a", "b", "c"])
-    before = channel.registrations()
+    transport = FlowerTransport(grid, ["a", "b", "c"])
+    before = transport.registrations()
     grid.nodes.pop(101)
-    grid.nodes[300] = {"key": "b"}
+    grid.nodes[300] = {"client-id": "b"}
     honest = grid.app
 
     def inflated(message: Message, context: Context) -> Message:
         if message.metadata.message_type != "query.register":
             return honest(message, context)
-        config = ConfigRecord({"key": "b", "label-counts": [10**6, 1, 1], "features": [5]})
+        config = ConfigRecord({"client-id": "b", "label-counts": [10**6, 1, 1], "feature-shape": [5]})
         return Message(RecordDict({"config": config}), reply_to=message)
 
     grid.app = inflated  # type: ignore[assignment]
-    channel.ask("train", {})
-    assert channel.registrations() == before
+    transport.send_and_receive("train", {})
+    assert transport.registrations() == before
 
 
 def test_clients_that_do_not_come_are_not_waited_for_in_vain() -> None:
-    with pytest.raises(InputError, match="client 'd' did not register"):
-        FlowerChannel(local(tiny()), ["a", "b", "c", "d"], patience=0.0)
+    with pytest.raises(FederationError, match="client 'd' did not register"):
+        FlowerTransport(local(tiny()), ["a", "b", "c", "d"], registration_timeout=0.0)
 
 
 def test_a_client_that_is_back_before_its_old_node_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedunfold.engines.flower.transport.ASK_AGAIN", 0.0)
+    monkeypatch.setattr("fedunfold.engines.flower.transport.RETRY_AFTER", 0.0)
     env = tiny()
     grid = local(env)
-    remote = federation(grid, env, dtype=torch.float64)
+    remote = federation_from_environment(grid, env, dtype=torch.float64)
 
     def restart(t: int, _: object) -> None:
         if t == 0:
-            grid.nodes[999] = {"key": "b"}
+            grid.nodes[999] = {"client-id": "b"}
         if t == 1:
             grid.nodes.pop(101)
 
-    result = run_rounds(remote, size(), 3, algorithm=Algorithm(absent="drop"), on_round=restart)
-    assert result.present.all()
+    (result,) = run_rounds(remote, size(), 3, algorithm=Algorithm(absent="drop"), on_round=restart)
+    assert result.participated.all()
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained == [100, 101, 102, 100, 101, 102, 100, 999, 102]
 
 
 class OneBehind(LocalGrid):
-    """Node 101 gives an answer only when it gets the next message, as a SuperNode does that lost its server."""
+    """Node 101 gives a reply only when it gets the next message, as a SuperNode does that lost its server."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -171,36 +172,42 @@ class OneBehind(LocalGrid):
         return ids
 
 
-def test_a_node_that_stays_one_answer_behind_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_stays_one_reply_behind_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedunfold.engines.flower.transport.PING_AFTER", 0.2)
     env = tiny()
     plain = local(env)
     grid = OneBehind(plain.app, plain.nodes)
-    remote = federation(grid, env, dtype=torch.float64)
-    result = run_rounds(remote, size(), 3)
-    assert result.present.all()
-    assert remote.faults.as_dict() == {}
-    torch.testing.assert_close(result.model, run_rounds(simulated(env), size(), 3).model, rtol=1e-9, atol=1e-12)
+    remote = federation_from_environment(grid, env, dtype=torch.float64)
+    (result,) = run_rounds(remote, size(), 3)
+    assert result.participated.all()
+    assert remote.failures.as_dict() == {}
+    torch.testing.assert_close(result.model, run_rounds(simulated(env), size(), 3)[0].model, rtol=1e-9, atol=1e-12)
 
 
 def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCaptureFixture) -> None:
     env = tiny({"a": 7, "b": 4})
     grid = local(tiny())  # c is somebody else's
-    run_rounds(federation(grid, env, dtype=torch.float64), size(), 1)
+    run_rounds(federation_from_environment(grid, env, dtype=torch.float64), size(), 1)
     assert "client c is not one of this federation" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "with the key None"),
-        ({"key": "a b", "label-counts": [1, 2], "features": [4]}, "with the key 'a b'"),
-        ({"key": "a", "label-counts": [1.5, 2.5], "features": [4]}, "label-counts that are no whole numbers"),
-        ({"key": "a", "label-counts": [-1, 2], "features": [4]}, "label-counts that are no whole numbers"),
-        ({"key": "a", "label-counts": [3], "features": [4]}, "1 classes"),
-        ({"key": "a", "label-counts": [0, 0], "features": [4]}, "0 samples"),
-        ({"key": "a", "label-counts": [10**12, 0], "features": [4]}, "believed"),
-        ({"key": "a", "label-counts": [1, 2], "features": [0]}, "rows of shape"),
+        ({}, "with the id None"),
+        ({"client-id": "a b", "label-counts": [1, 2], "feature-shape": [4]}, "with the id 'a b'"),
+        (
+            {"client-id": "a", "label-counts": [1.5, 2.5], "feature-shape": [4]},
+            "label-counts that are no whole numbers",
+        ),
+        ({"client-id": "a", "label-counts": [-1, 2], "feature-shape": [4]}, "label-counts that are no whole numbers"),
+        ({"client-id": "a", "label-counts": [3], "feature-shape": [4]}, "1 classes"),
+        ({"client-id": "a", "label-counts": [0, 0], "feature-shape": [4]}, "registers without samples"),
+        (
+            {"client-id": "a", "label-counts": [10**12, 0], "feature-shape": [4]},
+            "more than the 1000000000 samples of a client",
+        ),
+        ({"client-id": "a", "label-counts": [1, 2], "feature-shape": [0]}, "samples of shape"),
     ],
 )
 def test_registrations_within_bounds(config: dict[str, Any], message: str) -> None:
@@ -208,9 +215,9 @@ def test_registrations_within_bounds(config: dict[str, Any], message: str) -> No
         read_registration(RecordDict({"config": ConfigRecord(config)}))
 
 
-def test_a_node_without_a_key() -> None:
-    with pytest.raises(InputError, match="node-config needs key="):
-        site_of(tiny(), Context(1, 1, {}, RecordDict(), {}))
+def test_a_node_without_an_id() -> None:
+    with pytest.raises(InputError, match="node-config needs client-id="):
+        client_from_environment(tiny(), Context(1, 1, {}, RecordDict(), {}))
     with pytest.raises(InputError, match="client 'z' is not in the environment"):
-        site_of(tiny(), Context(1, 1, {"key": "z"}, RecordDict(), {}))
-    assert site_of(tiny(), Context(1, 1, {"partition-id": 2}, RecordDict(), {})).key == "c"
+        client_from_environment(tiny(), Context(1, 1, {"client-id": "z"}, RecordDict(), {}))
+    assert client_from_environment(tiny(), Context(1, 1, {"partition-id": 2}, RecordDict(), {})).client_id == "c"

@@ -1,4 +1,4 @@
-"""The compiled walk against the reference walk, and what it is not asked for."""
+"""Local training by compiled code against the reference by torch, and what is left to torch."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,19 +17,27 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.federation import TrainRequest
-from fedunfold.core.task import OuterLoss, OuterName
-from fedunfold.engines.simulation import SimulatedFederation, backend, samples
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer, Rows, bindings, is_built, is_supported, permutations
-from fedunfold.engines.simulation.backends.cpu import local_training as native_walk
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, TorchTrainer
+from fedunfold.core.messages import Broadcast, TrainRequest
+from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.engines.simulation import SimulatedFederation, backend
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights
+from fedunfold.engines.simulation.backends.cpu import (
+    CpuTrainer,
+    SparseRows,
+    bindings,
+    is_built,
+    is_supported,
+    permutations,
+)
+from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
+from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, momentum, prox, sgd
+from fedunfold.local import momentum, prox, sgd
 from fedunfold.rules.size import size
-from fedunfold.training.loop import Algorithm, run_rounds
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import unroll_and_grad
 from tests.support.comparing import (
     CASES,
     CPU,
@@ -43,19 +51,19 @@ from tests.support.comparing import (
 )
 from tests.support.federations import simulated, tiny
 
-pytestmark = pytest.mark.skipif(not is_built(), reason="the compiled walk was not built, or is for other processors")
+pytestmark = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")
 
 
-def native(
+def compiled_trainer(
     kernel: MLPKernel,
     x: Tensor,
     y: Tensor,
-    schedule: DeviceBatchPlan,
+    batches: DeviceBatchPlan,
     step_sizes: Tensor,
-    update: LocalOptimizer,
+    optimizer: LocalOptimizer,
     outer: OuterWeights | None,
 ) -> CpuTrainer:
-    return CpuTrainer(kernel, Rows.of(x), y, schedule, step_sizes, update, outer, threads=2)
+    return CpuTrainer(kernel, SparseRows.from_dense(x), y, batches, step_sizes, optimizer, outer, threads=2)
 
 
 MORE = [
@@ -67,18 +75,18 @@ MORE = [
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("rows", [normal_rows, sparse_rows, scaled_rows])
 @pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, *MORE])
-def test_it_walks_as_the_reference(
+def test_it_trains_as_the_reference(
     rows: Callable[[int], Tensor], sides: tuple[int, ...], update: LocalOptimizer, outer: str | None
 ) -> None:
-    Comparison(native, rows).check(sides, update, outer, 1e-11)
-    Comparison(native, rows, dtype=torch.float32).check(sides, update, outer, 2e-5)
+    Comparison(compiled_trainer, rows).check(sides, update, outer, 1e-11)
+    Comparison(compiled_trainer, rows, dtype=torch.float32).check(sides, update, outer, 2e-5)
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets how many there are, for whatever small work."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(native_walk, "WORTH_THREADS", 0)
+    monkeypatch.setattr(cpu_training, "WORTH_THREADS", 0)
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
@@ -88,11 +96,11 @@ def test_threads_change_no_bit(threads: Callable[[int], None], count: int, monke
     taken: list[int] = []
     called = bindings.call
 
-    def call(name: Any, dtype: torch.dtype, round: bindings.Round, *, is_long: bool) -> None:
-        taken.append(round.threads)
-        called(name, dtype, round, is_long=is_long)
+    def call(name: Any, dtype: torch.dtype, args: bindings.CallArgs, *, is_long: bool) -> None:
+        taken.append(args.threads)
+        called(name, dtype, args, is_long=is_long)
 
-    monkeypatch.setattr(native_walk, "call", call)
+    monkeypatch.setattr(cpu_training, "call", call)
     threads(1)
     by_one = learned(SimulatedFederation(unequal()), 2)
     threads(count)
@@ -109,27 +117,28 @@ def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.Mo
     x = data.x * (torch.rand(data.x.shape, generator=torch.Generator().manual_seed(7)) < 0.1)
     updates = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x), dtype=torch.float64)
-        assert (federation._samples.compiled_stack is not None) == compiled
-        updates.append(federation.train(TrainRequest("a", 0, federation.initial_model("a"), sgd())).updates)
+        assert (federation._backend.cpu_kernel is not None) == compiled
+        request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
+        updates.append(federation.train([request])[0].updates.rows)
     torch.testing.assert_close(updates[0], updates[1], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e12, 1e30])
 def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Client a has rows so long that only it diverges, with the smaller rates, and by what the larger ones do."""
+    """Client a has rows so large that only it diverges with the smaller rates."""
     env = tiny(lr=lr)
     data = env.load()
     x = data.x.clone() * 1e-4
     x[: data.sizes[0]] *= 1e30
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x))
         request = TrainRequest("a", 0, federation.initial_model("a"), sgd(), frozenset({"loss"}))
         try:
-            found.append(set(federation.train(request).refused))
+            found.append(set(federation.train([request])[0].rejected))
         except DivergenceError:
             found.append({"everybody"})
     assert found[0] == found[1]
@@ -142,29 +151,28 @@ def test_a_small_loss_beside_large_logits_keeps_its_digits() -> None:
     env = Environment.from_arrays({"a": (x, y)}, (x, y), rounds=1, batch_size=1, lr=1e-9, classes=3, model=())
     federation = SimulatedFederation(env)
     model = torch.tensor([1000.0, 992.0, 900.0, 0.0, 0.0, 0.0])
-    report = federation.train(TrainRequest("a", 0, model, sgd(), frozenset({"loss"})))
-    assert report.loss is not None
-    assert float(report.loss[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
+    (report,) = federation.train([TrainRequest("a", 0, model, sgd(), frozenset({"loss"}))])
+    assert float(report.metric("loss")[0]) == pytest.approx(np.log1p(np.exp(-8)), rel=1e-4)
 
 
 @pytest.mark.parametrize("outer", ["path", "balanced", "final"])
 @pytest.mark.parametrize("rows", [normal_rows, scaled_rows])
-@pytest.mark.parametrize("away", [0.0, 0.5])
-def test_absent_clients_and_the_last_layer_are_read_as_by_torch(
-    outer: OuterName, rows: Callable[[int], Tensor], away: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("absent", [0.0, 0.5])
+def test_absent_clients_and_the_final_loss_are_evaluated_as_by_torch(
+    outer: str, rows: Callable[[int], Tensor], absent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - away)
+    env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - absent)
     data = replace(env.load(), x=rows(20))
     found = []
     for compiled in (True, False):
-        monkeypatch.setattr(samples, "can_call", lambda x, answer=compiled: answer)
+        monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, data, dtype=torch.float64)
         start = federation.initial_model("a")
-        request = TrainRequest("a", 0, start, sgd(), outer=OuterLoss(outer), path_gradient=True)
-        last, report = federation.outer(request), federation.train(request)
-        gone = report.outer_gradient
-        numbers = torch.tensor([last.loss, report.outer_loss], dtype=torch.float64)
-        found.append([numbers, last.gradient, start * 0 if gone is None else gone])
+        request = TrainRequest("a", 0, start, sgd(), outer=OUTER_LOSSES.make(outer), path_gradient=True)
+        (last,), (report,) = federation.outer_loss([request]), federation.train([request])
+        gradient = report.outer.gradient
+        numbers = torch.tensor([last.loss, report.outer.loss], dtype=torch.float64)
+        found.append([numbers, last.gradient, start * 0 if gradient is None else gradient])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-13)
 
@@ -173,8 +181,8 @@ def test_an_outlier_of_one_client_is_not_the_background_of_all() -> None:
     draw = np.random.default_rng(0)
     x = np.where(draw.random((60, 8)) < 0.2, draw.random((60, 8)), 0)
     x[-1, 3] = -1e6
-    rows = Rows.of(torch.tensor(x))
-    assert rows.marks is not None
+    rows = SparseRows.from_dense(torch.tensor(x))
+    assert rows.nonzero is not None
     assert rows.background is None, "zeros are, also in the column with the outlier"
 
 
@@ -182,58 +190,60 @@ def test_a_long_round_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
     """The signal arrives while compiled code, here a stand-in for it, waits to be stopped."""
     waited: list[bool] = []
 
-    def walk(round: Any) -> int:
-        stopped = ctypes.c_int64.from_address(round._obj.stopped)
+    def train(args: Any) -> int:
+        stopped = ctypes.c_int64.from_address(args._obj.stopped)
         os.kill(os.getpid(), signal.SIGALRM)
         while not stopped.value:
             time.sleep(0.001)
         waited.append(True)
         return 0
 
-    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(forward_float=walk))
+    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(forward_float=train))
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            bindings.call("forward", torch.float32, bindings.Round(), is_long=True)
+            bindings.call("forward", torch.float32, bindings.CallArgs(), is_long=True)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert waited
 
 
-@pytest.mark.parametrize("name", ["forward", "backward", "predict"])
-def test_a_round_that_nobody_waits_for_takes_no_step(name: str) -> None:
-    walk = native(*Comparison(native)._parts((20, 5), sgd(), "path", CPU, torch.float64))
+@pytest.mark.parametrize("name", get_args(bindings.Name))
+def test_an_interrupted_round_takes_no_step(name: str) -> None:
+    trainer = compiled_trainer(*Comparison(compiled_trainer)._parts((20, 5), sgd(), "path", CPU, torch.float64))
     start = torch.randn(3, 105, generator=torch.Generator().manual_seed(0)).double()
     left, stopped, losses = start.clone(), ctypes.c_int64(1), torch.zeros(2, 3).double()
-    round = walk._round(start, left)
+    sums = torch.zeros_like(start)
+    args = trainer._args(start, left)
     predicted, row_losses = torch.zeros(4, 3, 18).long() - 1, torch.zeros(4, 3, 18).double() - 1
-    round.stopped, round.losses = ctypes.addressof(stopped), losses.data_ptr()
-    round.predicted, round.row_losses = predicted.data_ptr(), row_losses.data_ptr()
-    getattr(bindings._library(), f"{name}_double")(ctypes.byref(round))
+    args.stopped, args.losses, args.sums = ctypes.addressof(stopped), losses.data_ptr(), sums.data_ptr()
+    args.predicted, args.row_losses = predicted.data_ptr(), row_losses.data_ptr()
+    getattr(bindings._library(), f"{name}_double")(ctypes.byref(args))
     assert torch.equal(left, start)
     assert not losses.any()
+    assert not sums.any()
     assert (predicted == -1).all()
     assert (row_losses == -1).all()
 
 
-def test_a_learning_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_learning_run_by_it_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     found = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
-    monkeypatch.setattr(samples, "can_call", lambda x: False)
+    monkeypatch.setattr(backend, "is_cpu_supported", lambda x: False)
     for expected, ours in zip(learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-14)
 
 
 def chosen(federation: SimulatedFederation, monkeypatch: pytest.MonkeyPatch, update: LocalOptimizer) -> set[str]:
-    """The walks that a run takes."""
+    """The trainers that a run takes."""
     taken = set()
-    choose = backend.TrainerFactory.choose
+    select = backend.Backend.select_trainer
 
     def note(*args: Any, **kwargs: Any) -> Any:
-        walk = choose(*args, **kwargs)
-        taken.add(type(walk).__name__)
-        return walk
+        trainer = select(*args, **kwargs)
+        taken.add(type(trainer).__name__)
+        return trainer
 
-    monkeypatch.setattr(backend.TrainerFactory, "choose", note)
+    monkeypatch.setattr(backend.Backend, "select_trainer", note)
     run_rounds(federation, size(), 1, algorithm=Algorithm(update))
     return taken
 
@@ -247,7 +257,7 @@ def chosen(federation: SimulatedFederation, monkeypatch: pytest.MonkeyPatch, upd
         (sgd(), torch.float32, False, TorchTrainer),
     ],
 )
-def test_what_it_walks(
+def test_what_it_trains(
     update: LocalOptimizer, dtype: torch.dtype, biased: bool, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = simulated(tiny(), lambda: nn.Sequential(nn.Linear(5, 3, bias=biased)), dtype=dtype)
@@ -255,9 +265,9 @@ def test_what_it_walks(
 
 
 def test_what_is_left_to_torch() -> None:
-    kernel = stack((20, 5))
-    assert kernel.supports_fused(sgd(), OuterLoss("path"))
-    assert not kernel.supports_fused(sgd(), OuterLoss("mse")), "an outer loss of another kind"
+    path, mse = (OuterWeights(OUTER_LOSSES.make(name), torch.ones(1), None) for name in ("path", "mse"))
+    assert backend._is_fused(stack((20, 5)), sgd(), path)
+    assert not backend._is_fused(stack((20, 5)), sgd(), mse), "an outer loss of another kind"
     assert not is_supported(torch.zeros(2, 3, dtype=torch.bfloat16))
 
 
@@ -276,16 +286,16 @@ def test_a_processor_without_its_vectors_is_left_to_torch(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("unknown_library")
 @pytest.mark.parametrize(
-    ("bytes_of_round", "said"),
+    ("more_bytes", "said"),
     [(None, "cannot be loaded"), (7, "another version's; install fedunfold again"), (0, "another version's")],
 )
 def test_a_library_that_does_not_fit_is_left_to_torch(
-    bytes_of_round: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    more_bytes: int | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def load(path: str) -> Any:
-        if bytes_of_round is None:
+        if more_bytes is None:
             raise OSError("not a library")
-        return SimpleNamespace(round_bytes=lambda: ctypes.sizeof(bindings.Round) + bytes_of_round)
+        return SimpleNamespace(call_args_bytes=lambda: ctypes.sizeof(bindings.CallArgs) + more_bytes)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     with caplog.at_level("WARNING", logger="fedunfold"):
@@ -297,10 +307,10 @@ def test_a_library_that_does_not_fit_is_left_to_torch(
 @pytest.mark.parametrize(
     ("name", "said"), [("forward_float", "memory for a round"), ("shuffle_rows", "memory for the minibatches")]
 )
-def test_too_little_memory_is_said(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_an_error(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where drawing is checked against numpy, as it is before the first round."""
     failing = SimpleNamespace(**dict.fromkeys(bindings.FUNCTIONS, lambda *given: 0) | {name: lambda *given: 1})
-    failing.round_bytes = lambda: ctypes.sizeof(bindings.Round)
+    failing.call_args_bytes = lambda: ctypes.sizeof(bindings.CallArgs)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: failing)
     permutations._draws_as_numpy.cache_clear()
     try:
@@ -314,39 +324,40 @@ def test_too_little_memory_is_said(name: str, said: str, monkeypatch: pytest.Mon
 def test_models_of_another_length_are_refused(wrong: Tensor) -> None:
     federation = simulated(tiny())
     request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
-    with pytest.raises(InputError, match=f"the model has {len(wrong)} numbers"):
-        federation.train(replace(request, model=wrong))
+    with pytest.raises(InputError, match=f"the model has {len(wrong)} entries"):
+        federation.train([replace(request, model=wrong)])
     with pytest.raises(InputError, match="the adjoint has"):
-        federation.backprop(request, torch.ones(3, dtype=torch.bool), wrong.expand(3, -1))
-    few = replace(request, outer=OuterLoss("balanced"), class_weights=torch.ones(2))
+        federation.vjp([request], [torch.ones(3, dtype=torch.bool)], [wrong.expand(3, -1)])
+    few = replace(request, outer=OUTER_LOSSES.make("balanced"), broadcast=Broadcast(class_weights=torch.ones(2)))
     with pytest.raises(InputError, match="2 class weights for 3 classes"):
-        federation.train(few)
+        federation.train([few])
 
 
-def test_a_model_that_lies_across_memory_is_read() -> None:
+def test_a_model_that_is_not_contiguous_is_read() -> None:
     federation = simulated(tiny())
     start = federation.initial_model("a")
     across = torch.stack([start, start * 0], 1)[:, 0]
     assert not across.is_contiguous()
-    found, wanted = (federation.train(TrainRequest("a", 0, model, sgd())).updates for model in (across, start))
-    assert torch.equal(found, wanted)
+    found, wanted = federation.train([TrainRequest("a", 0, model, sgd()) for model in (across, start)])
+    assert torch.equal(found.updates.rows, wanted.updates.rows)
 
 
-def test_what_the_way_back_keeps() -> None:
-    """Three lanes of 4 steps of 18 rows: of each step 18 rows of 16 and 16 units and the second layer (6 · 16), of each
-    lane twice a model of (21 + 6) · 16."""
+def test_what_the_backward_pass_saves() -> None:
+    """Three slots of 4 steps of 18 rows: of each step 18 rows of 16 and 16 units and the second layer (6 · 16), of each
+    slot twice a model of (21 + 6) · 16."""
     numbers = 3 * (4 * (18 * 32 + 6 * 16) + 2 * (21 + 6) * 16)
-    walk = native(*Comparison(native)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
-    assert walk.schedule.rows.shape == (4, 3, 18)
-    assert walk.supports_backward(8 * numbers)
-    assert not walk.supports_backward(8 * numbers - 1)
+    trainer = compiled_trainer(*Comparison(compiled_trainer)._parts((20, 5, 4), sgd(), "path", CPU, torch.float64))
+    assert trainer.batches.rows.shape == (4, 3, 18)
+    assert trainer.supports_backward(8 * numbers)
+    assert not trainer.supports_backward(8 * numbers - 1)
 
 
-def test_the_way_back_keeps_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_pass_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def gradient(budget: int | None) -> Tensor:
         federation = SimulatedFederation(tiny(), dtype=torch.float64, memory_budget=budget)
         theta, start = torch.full((3, 3), 0.6).double(), federation.initial_model("a")
-        return unfold(federation, theta, Algorithm(), OuterLoss("path"), "exact", run="a", model=start).gradient
+        parts = (federation, theta, Algorithm(), OUTER_LOSSES.make("path"))
+        return unroll_and_grad(*parts, "exact", runs=["a"], models=[start])[0].gradient
 
     wanted = gradient(None)
     with pytest.raises(AssertionError), monkeypatch.context() as patched:
@@ -371,11 +382,11 @@ def _not_called(*_: object) -> Tensor:
 )
 def test_rows_and_their_background_are_the_data(values: list[list[float]]) -> None:
     x = torch.tensor(values, dtype=torch.float64)
-    rows = Rows.of(x)
+    rows = SparseRows.from_dense(x)
     background = torch.zeros(x.shape[1]).double() if rows.background is None else rows.background
     torch.testing.assert_close(rows.values + background, x)
-    if rows.marks is not None:
-        bits = np.unpackbits(rows.marks, axis=1, bitorder="little")
+    if rows.nonzero is not None:
+        bits = np.unpackbits(rows.nonzero, axis=1, bitorder="little")
         assert bits.shape[1] % 64 == 0
         np.testing.assert_array_equal(bits[:, : x.shape[1]], (rows.values != 0).numpy())
         assert not bits[:, x.shape[1] :].any()
@@ -385,4 +396,6 @@ def test_rows_and_their_background_are_the_data(values: list[list[float]]) -> No
 
 def test_numbers_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
-        Comparison(lambda kernel, x, y, *parts: native(kernel, x, y.int(), *parts)).check((20, 5), sgd(), None, 1e-12)
+        Comparison(lambda kernel, x, y, *parts: compiled_trainer(kernel, x, y.int(), *parts)).check(
+            (20, 5), sgd(), None, 1e-12
+        )

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
-from fedunfold.core.task import OuterLoss
 from fedunfold.rules import size
-from fedunfold.training.loop import Algorithm, run_rounds
-from fedunfold.unfolding.adjoint import unfold
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import unroll_and_grad
+from fedunfold.unfolding.outer_loss import Path
 from tests.support.federations import RUN, Plain, assert_same, simulated, tiny, train
 
 
@@ -47,11 +48,11 @@ def test_constant_buffers_are_fine() -> None:
 def test_the_trained_module_predicts_as_the_federation_evaluates() -> None:
     env = tiny()
     federation = simulated(env)
-    model = run_rounds(federation, size(), 2, run=RUN).model
+    model = run_rounds(federation, size(), 2)[0].model
     data = env.load()
     predicted = federation.module(model)(data.x_test).argmax(1)
     accuracy = (predicted == data.y_test).double().mean().item()
-    assert federation.evaluate(model).accuracy == pytest.approx(accuracy)
+    assert federation.evaluate([model])[0].accuracy == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_frozen_parameters_stay_and_are_not_in_the_vector() -> None:
     federation = simulated(env, half_frozen)
     start = federation.initial_model(RUN)
     assert start.shape == (4 * 3 + 3,)
-    result = run_rounds(federation, size(), env.rounds, run=RUN)
+    result = run_rounds(federation, size(), env.rounds)[0]
     assert_same(result.model, Plain(env, half_frozen).averaged(start, env.rounds))
 
 
@@ -126,15 +127,15 @@ def test_learning_through_a_half_frozen_model() -> None:
     federation = simulated(tiny(), half_frozen)
     start = federation.initial_model(RUN)
     theta = torch.ones(2, 3, dtype=torch.float64)
-    found = unfold(federation, theta, Algorithm(), OuterLoss(), "exact", run=RUN, model=start)
+    found = unroll_and_grad(federation, theta, Algorithm(), Path(), "exact", runs=[RUN], models=[start])[0]
     assert found.model.shape == start.shape
     assert float(found.gradient.norm()) > 0
 
 
 def test_single_precision_stays_single() -> None:
     report = train(simulated(tiny(), dtype=torch.float32), "gradients", "loss")
-    assert report.updates.dtype == torch.float32
-    assert report.sizes.dtype == torch.float64
+    assert report.updates.rows.dtype == torch.float32
+    assert report.num_examples.dtype == torch.float64
 
 
 # --- which models take the fast path -----------------------------------------------------------------------
@@ -176,11 +177,11 @@ def test_look_alikes_run_as_they_are(build: ModelFactory) -> None:
     federation = simulated(env, build)
     assert federation.kernel == "ModuleKernel"
     expected = Plain(env, build).averaged(federation.initial_model(RUN), 1)
-    torch.testing.assert_close(run_rounds(federation, size(), 1, run=RUN).model, expected)
+    torch.testing.assert_close(run_rounds(federation, size(), 1)[0].model, expected)
 
 
 def test_any_module_runs_where_gradients_are_switched_off() -> None:
     env = tiny()
     with torch.no_grad():
-        off = run_rounds(simulated(env, scaled), size(), 1, run=RUN).model
-    torch.testing.assert_close(off, run_rounds(simulated(env, scaled), size(), 1, run=RUN).model)
+        off = run_rounds(simulated(env, scaled), size(), 1)[0].model
+    torch.testing.assert_close(off, run_rounds(simulated(env, scaled), size(), 1)[0].model)

@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import TrainRequest
-from fedunfold.core.params import ModelFactory, flat_model, set_flat_model, statistics
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.messages import TrainRequest
+from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, load_model
+from fedunfold.core.participation import RoundRng
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.kernels.dropout import SeededDropout, seed_dropout
-from fedunfold.engines.simulation.schedule import RoundRng
-from fedunfold.local.optimizers import accumulated, sgd
+from fedunfold.local import accumulated, sgd
 from fedunfold.rules import fixed, size
-from fedunfold.server.optimizers import adam, momentum
-from fedunfold.training.loop import Algorithm, run_rounds
+from fedunfold.server import adam, momentum
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.outer_loss import Path
 from tests.support.federations import RUN, simulated, tiny, train
 
 
@@ -41,12 +42,12 @@ def trained_alone(module: nn.Module, key: str, round: int, generator: torch.Gene
     module.train()
     for epoch in range(2):
         for rows in torch.split(torch.from_numpy(draw.permutation(key, epoch, len(y))), 4):
-            generator.manual_seed(draw.noise(key, step))
+            generator.manual_seed(draw.noise_seed(key, step))
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(module(x[rows].double()), y[rows]))
             optimizer.step()
             step += 1
-    return flat_model(module)
+    return flatten_model(module)
 
 
 @pytest.mark.parametrize("build", [normalised, dropping])
@@ -54,7 +55,7 @@ def test_rounds_are_what_plain_pytorch_trains(build: ModelFactory) -> None:
     """Two rounds by size: parameters and running statistics alike, and the test by the averaged statistics."""
     env = tiny(SIZES, batch_size=4, epochs=2, rounds=2)
     federation = simulated(env, build)
-    result = run_rounds(federation, size(), 2, run=RUN)
+    result = run_rounds(federation, size(), 2)[0]
     model, generator = federation.initial_model(RUN), torch.Generator()
     total = sum(SIZES.values())
     for t in range(2):
@@ -62,7 +63,7 @@ def test_rounds_are_what_plain_pytorch_trains(build: ModelFactory) -> None:
         for key, samples in SIZES.items():
             module = build().double()
             seed_dropout(module, generator)
-            set_flat_model(module, model)
+            load_model(module, model)
             mean += samples / total * trained_alone(module, key, t, generator)
         model = mean
     torch.testing.assert_close(result.model, model, rtol=1e-12, atol=1e-14)
@@ -75,11 +76,10 @@ def test_rounds_are_what_plain_pytorch_trains(build: ModelFactory) -> None:
 def test_statistics_are_averaged_whatever_the_server_does(algorithm: Algorithm) -> None:
     env = tiny(SIZES, batch_size=4)
     federation = simulated(env, normalised)
-    count = sum(part.numel() for part in statistics(normalised()).values())
+    count = ParamLayout.of(normalised()).num_buffer_entries
     weights = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
     plain, other = (
-        run_rounds(federation, fixed(weights), 1, algorithm=chosen, run=RUN).model
-        for chosen in (Algorithm(), algorithm)
+        run_rounds(federation, fixed(weights), 1, algorithm=chosen)[0].model for chosen in (Algorithm(), algorithm)
     )
     torch.testing.assert_close(other[-count:], plain[-count:], rtol=1e-12, atol=0)
     assert not torch.allclose(other[:-count], plain[:-count])
@@ -89,13 +89,13 @@ def test_statistics_are_not_stretched_by_the_local_update() -> None:
     """The accumulated form scales w_k − w^(t); means and variances stay those that were met."""
     env = tiny(SIZES, batch_size=4, epochs={"a": 1, "b": 2, "c": 3})
     federation = simulated(env, normalised)
-    count = sum(part.numel() for part in statistics(normalised()).values())
+    count = ParamLayout.of(normalised()).num_buffer_entries
     start = federation.initial_model(RUN)
-    reports = [federation.train(TrainRequest(RUN, 0, start, update)) for update in (sgd(), accumulated(sgd()))]
-    torch.testing.assert_close(reports[0].updates[:, -count:], reports[1].updates[:, -count:])
-    assert not torch.allclose(reports[0].updates[:, :-count], reports[1].updates[:, :-count])
+    reports = [federation.train([TrainRequest(RUN, 0, start, update)])[0] for update in (sgd(), accumulated(sgd()))]
+    torch.testing.assert_close(reports[0].updates.rows[:, -count:], reports[1].updates.rows[:, -count:])
+    assert not torch.allclose(reports[0].updates.rows[:, :-count], reports[1].updates.rows[:, :-count])
     needs = TrainRequest(RUN, 0, start, sgd(), frozenset({"gradients"}))
-    gradients = federation.train(needs).gradients
+    gradients = federation.train([needs])[0].metrics.gradients
     assert gradients is not None
     assert not gradients[:, -count:].any()
 
@@ -120,8 +120,8 @@ def test_remembered_clients_do_not_move_statistics_again() -> None:
     """A change of a running variance, added in every round that its client is away, would make it negative."""
     env = tiny(SIZES, batch_size=4, participation_probability=0.5, rounds=8)
     federation = simulated(env, normalised)
-    result = run_rounds(federation, size(), 8, algorithm=Algorithm(absent="remember"), run=RUN)
-    assert not result.present.all()
+    result = run_rounds(federation, size(), 8, algorithm=Algorithm(absent="remember"))[0]
+    assert not result.participated.all()
     variance = dict(federation.module(result.model).named_buffers())["1.running_var"]
     assert (variance > 0).all()
     assert all(math.isfinite(evaluation.loss) for evaluation in result.evaluations)
@@ -130,14 +130,14 @@ def test_remembered_clients_do_not_move_statistics_again() -> None:
 def test_a_step_of_nothing_still_averages_statistics() -> None:
     env = tiny(SIZES, batch_size=4, rounds=2)
     federation = simulated(env, normalised)
-    count = sum(part.numel() for part in statistics(normalised()).values())
+    count = ParamLayout.of(normalised()).num_buffer_entries
     still = Algorithm(server=momentum(), step_sizes=(0.0,))
-    start, end = federation.initial_model(RUN), run_rounds(federation, size(), 2, algorithm=still, run=RUN).model
+    start, end = federation.initial_model(RUN), run_rounds(federation, size(), 2, algorithm=still)[0].model
     assert torch.equal(end[:-count], start[:-count])
-    report = federation.train(TrainRequest(RUN, 0, start, sgd()))
-    first = run_rounds(federation, size(), 1, algorithm=still, run=RUN).model
-    shares = report.sizes / report.sizes.sum()
-    torch.testing.assert_close(first[-count:], (start + shares @ report.updates)[-count:])
+    report = federation.train([TrainRequest(RUN, 0, start, sgd())])[0]
+    first = run_rounds(federation, size(), 1, algorithm=still)[0].model
+    shares = report.num_examples / report.num_examples.sum()
+    torch.testing.assert_close(first[-count:], (start + shares @ report.updates.rows)[-count:])
 
 
 def test_a_trained_module_is_ready_to_predict() -> None:
@@ -170,10 +170,10 @@ def test_a_model_that_is_only_read_stays_as_it_is() -> None:
     federation = simulated(tiny(participation_probability=0.5), model=lambda: Bounded(5, 3))
     model = federation.initial_model(RUN)
     before = model.clone()
-    federation.evaluate(model)
+    federation.evaluate([model])[0]
     federation.client_accuracies(model)
-    federation.train(TrainRequest(RUN, 0, model, sgd(), needs=frozenset({"loss"}), outer=OuterLoss()))
-    federation.outer(TrainRequest(RUN, 0, model, sgd(), outer=OuterLoss()))
+    federation.train([TrainRequest(RUN, 0, model, sgd(), required_metrics=frozenset({"loss"}), outer=Path())])[0]
+    federation.outer_loss([TrainRequest(RUN, 0, model, sgd(), outer=Path())])[0]
     assert torch.equal(model, before)
     assert bool((model < 0).any()), "or there would be nothing to hold within bounds"
 
@@ -185,6 +185,6 @@ def test_running_statistics_that_overflow_set_a_client_aside() -> None:
     data.x[data.offsets[2] :] *= 1e25
     model = lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))  # noqa: E731
     report = train(SimulatedFederation(env, data, model=model))
-    assert list(report.refused) == ["c"]
-    assert report.present.tolist() == [True, True, False]
-    assert bool(torch.isfinite(report.updates).all())
+    assert list(report.rejected) == ["c"]
+    assert report.participated.tolist() == [True, True, False]
+    assert bool(torch.isfinite(report.updates.rows).all())

@@ -19,7 +19,7 @@ NAMES = (
     "partial_features",
     "flower_messages",
     "flower_arrays",
-    "flower_letters",
+    "flower_secagg",
     "command_line",
 )
 

@@ -10,7 +10,7 @@ from unittest import mock
 import tomli_w
 
 from fedunfold.config import Environment
-from fedunfold.core.params import model_factory
+from fedunfold.config.model import model_factory
 from fedunfold.data import sources
 from tests.fuzz import mutation
 from tests.fuzz.formats import own_npz

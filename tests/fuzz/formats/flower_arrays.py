@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedunfold.engines.flower.serialization import Layout, read_array
+from fedunfold.engines.flower.serialization import RecordLayout, read_array
 from tests.fuzz.judging import understood_by_any
 from tests.fuzz.mutation import of_numpy as mutate
 
 __all__ = ["fuzz", "mutate", "seeds"]
 
-LAYOUT = Layout.of(ArrayRecord({"weight": Array(np.ones((3, 4), np.float32)), "running_mean": Array(np.ones(3))}))
+LAYOUT = RecordLayout.of(ArrayRecord({"weight": Array(np.ones((3, 4), np.float32)), "running_mean": Array(np.ones(3))}))
 
 
 def fuzz(data: bytes) -> bool:

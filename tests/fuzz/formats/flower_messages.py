@@ -1,4 +1,4 @@
-"""What comes over Flower's wire: requests a client reads, replies and registrations a server reads."""
+"""What comes over Flower's wire: instructions a client reads, replies and registrations a server reads."""
 
 from collections.abc import Mapping
 from random import Random
@@ -10,23 +10,34 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Wire
 from google.protobuf.message import DecodeError
 
-from fedunfold.engines.flower.schema import ClientDescription, ClientReply, TrainInstruction, UpdateRule, checked
+from fedunfold.engines.flower.replies import ExpectedReply
+from fedunfold.engines.flower.schema import ClientDescription, ClientReply, TrainInstruction
 from fedunfold.engines.flower.wire import (
-    assignment_record,
-    read_assignment,
+    instruction_record,
+    read_instruction,
     read_registration,
     read_reply,
     registration_record,
     reply_record,
 )
-from fedunfold.local.optimizers import prox
+from fedunfold.local import prox
+from fedunfold.unfolding.outer_loss import Balanced
 from tests.fuzz import mutation
 from tests.fuzz.judging import understood_by_any
 
-ASSIGNMENT = TrainInstruction(
-    run="trial-0", round=2, seed=1, lr=0.1, batch_size=8, epochs=2, update=UpdateRule.of(prox(0.1)), needs=("loss",)
+INSTRUCTION = TrainInstruction(
+    run="trial-0",
+    round=2,
+    seed=1,
+    lr=0.1,
+    batch_size=8,
+    epochs=2,
+    optimizer=prox(0.1),
+    required_metrics=("loss",),
+    outer=Balanced(),
 )
 MODEL = torch.linspace(-1, 1, 12)
+EXPECTED = ExpectedReply({"updates": MODEL}, frozenset({"loss", "outer_loss"}))
 HOSTILE: tuple[Any, ...] = (
     0,
     -1,
@@ -42,7 +53,7 @@ HOSTILE: tuple[Any, ...] = (
     [1],
     [0.5],
 )
-SUBJECTS = ("request", "reply", "registration", "client", "number", "array", "record", "TrainInstruction", "has ")
+SUBJECTS = ("message", "reply", "registration", "client", "number", "array", "record", "TrainInstruction", "has ")
 
 
 def fuzz(data: bytes) -> bool:
@@ -50,8 +61,8 @@ def fuzz(data: bytes) -> bool:
     if record is None:
         return False
     readers = (
-        lambda: read_assignment(record)[0].update.rule(),
-        lambda: checked(read_reply(record), {"updates": MODEL}, {"loss", "outer_loss"}, set()),
+        lambda: read_instruction(record),
+        lambda: EXPECTED.check(read_reply(record)),
         lambda: read_registration(record),
     )
     return understood_by_any(readers, *SUBJECTS)
@@ -68,7 +79,7 @@ def record_of(data: bytes) -> RecordDict | None:
 def seeds() -> Mapping[str, bytes]:
     reply = ClientReply({"loss": 1.5, "outer_loss": 2.5}, {"updates": MODEL})
     return {
-        "request": on_wire(assignment_record(ASSIGNMENT, {"model": MODEL, "adjoint": MODEL.double()})),
+        "instruction": on_wire(instruction_record(INSTRUCTION, {"model": MODEL, "adjoint": MODEL.double()})),
         "reply": on_wire(reply_record(reply)),
         "registration": on_wire(registration_record(ClientDescription("site-a", (5, 0, 7), (8, 8)))),
     }

@@ -1,4 +1,4 @@
-"""Where a learning stands, gone on from."""
+"""Where a weight-learning run stands, and is resumed from."""
 
 from collections.abc import Mapping
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.sources import load_npz, load_npz_clients
-from fedunfold.engines.flower.from_npz import FederationConfig, site_from_npz
+from fedunfold.engines.flower.from_npz import FederationConfig, client_from_npz
 from tests.fuzz import mutation
 from tests.fuzz.judging import understood_by_any, written
 
 
 def fuzz(data: bytes) -> bool:
     path = written("fuzzed.npz", data)
-    agreed = FederationConfig(keys=("a",), classes=3, rounds=1, batch_size=2, lr=0.1)
-    readers = (lambda: _dealt(path), lambda: _divided(path), lambda: site_from_npz(path, "a", agreed).register())
+    config = FederationConfig(client_ids=("a",), classes=3, rounds=1, batch_size=2, lr=0.1)
+    readers = (lambda: _dealt(path), lambda: _divided(path), lambda: client_from_npz(path, "a", config).register())
     return understood_by_any(readers, "fuzzed.npz", "client", "class", "test set")
 
 

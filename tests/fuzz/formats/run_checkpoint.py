@@ -1,11 +1,11 @@
-"""Where a run stands, gone on from."""
+"""Where a run stands, and is resumed from."""
 
 from collections.abc import Mapping
 
 import torch
 
-from fedunfold.aggregation.screening import RejectedUpdate
-from fedunfold.core.federation import Evaluation
+from fedunfold.aggregation.server_round import ServerState
+from fedunfold.core.messages import Evaluation, RejectedUpdate
 from fedunfold.io.checkpoint import Checkpoint
 from fedunfold.training.state import RunState, load_states, save_states
 from tests.fuzz.judging import resealed, scratch, understood, written
@@ -30,12 +30,16 @@ def fuzz(data: bytes) -> bool:
 
 
 def seeds() -> Mapping[str, bytes]:
-    weights, present = torch.tensor([0.5, 0.5]).double(), torch.tensor([True, False])
+    weights, participated = torch.tensor([0.5, 0.5]).double(), torch.tensor([True, False])
     seen = Evaluation(0.5, 1.25, torch.tensor([0.5, float("nan")]))
     state = RunState(
-        *(torch.ones(6), (torch.zeros(6),), {0: torch.ones(6)}, {"a": 1.5}, [weights], [present], [seen]),
-        lengths=[torch.tensor([0.5, float("nan")]).double()],
-        rejected=[RejectedUpdate(0, "b", "is too long")],
+        ServerState(torch.ones(6), (torch.zeros(6),), {0: torch.ones(6)}, torch.ones(6)),
+        {"a": 1.5, "b": [torch.ones(2)]},
+        [weights],
+        [participated],
+        [seen],
+        [torch.tensor([0.5, float("nan")]).double()],
+        [RejectedUpdate(0, "b", "is too large")],
     )
     path = scratch() / "seed.safetensors"
     save_states(Checkpoint(path, "run", IDENTITY), [state])

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import torch
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.loop import Algorithm
 from fedunfold.training.methods import learned_method
 from fedunfold.unfolding import Learning
 from tests.fuzz.judging import resealed, scratch, understood, written
@@ -20,7 +20,7 @@ def fuzz(data: bytes) -> bool:
 
     def use() -> None:
         learned = LearnedWeights.load(path)
-        learned_method(learned.adapt(learned.keys[:1], 5, "", mapped=True))
+        learned_method(learned.adapt(learned.client_ids[:1], 5, "", allow_mapping=True))
 
     return understood(use, "fuzzed.safetensors", "the weights", "the learned weights", "server", "update", "step size")
 
@@ -36,7 +36,7 @@ def seeds() -> Mapping[str, bytes]:
 
 def made(algorithm: Algorithm) -> LearnedWeights:
     history = torch.full((3, 3, 2), 0.5, dtype=torch.float64)
-    settings = {"algorithm": asdict(algorithm), "learning": asdict(Learning(iterations=2))}
+    settings = {"algorithm": algorithm.describe(), "learning": asdict(Learning(iterations=2))}
     return LearnedWeights(
         ("a", "b"), history[-1].clone(), torch.tensor([2.0, 1.0]).double(), history, settings, "d" * 64
     )

@@ -1,4 +1,4 @@
-"""A user's own data, gathered from tables, image folders or a Hugging Face data set: what `fedunfold env new` reads.
+"""Custom data from tables, image folders or a Hugging Face data set.
 
-Every reader gives the same `ImportedData`; `writing` puts it into one .npz, which environments read like any other.
+Every importer makes the same `ImportedData`; `export` writes it as one .npz, which environments read like any other.
 """

@@ -1,27 +1,48 @@
-"""A folder of CSV files, one a client, read with the standard library alone.
+"""A folder of CSV files, one for each client, read by pandas after every line was checked.
 
-pandas would bring 60 MB for what two passes of `csv` do here: the first learns what the columns hold, the second
-fills arrays, so that no file is ever in memory as text.
+pandas fills up short rows silently and does not know line numbers, so Python's `csv` looks at each row first.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+import itertools
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
-from fedunfold.data.importers.imported import client_keys, visible
+from fedunfold.core.extras import import_extra
+from fedunfold.data.importers.imported import client_keys, visible_entries
 from fedunfold.data.npz import first_line
+from fedunfold.io.limits import LINE_BYTES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 TEST = "test"
 LABELS = ("label", "y", "target", "class")
-LONGEST_LINE = 1 << 24  # bytes; a file without line ends is no table, and must not fill the memory
+BLOCK_CELLS = 1 << 20  # read at once
+NEEDS_PANDAS = "tables need pandas; run: pip install 'fedunfold[tables]'"
+# What an empty cell may say, in any case of its letters.
+MISSING = {
+    spelled
+    for word in ("", "na", "n/a", "nan", "null", "?")
+    for spelled in map("".join, itertools.product(*((letter, letter.upper()) for letter in word)))
+}
 
 
 class Table(Protocol):
-    """Rows of text cells under named columns; each row comes with its line, for messages."""
+    """Rows of text cells under named columns.
+
+    Attributes:
+        name: What messages call it, such as its path.
+        columns: The names of its columns.
+    """
 
     @property
     def name(self) -> str: ...
@@ -29,12 +50,25 @@ class Table(Protocol):
     @property
     def columns(self) -> tuple[str, ...]: ...
 
-    def rows(self) -> Iterator[tuple[int, Sequence[str]]]: ...
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> "Iterator[DataFrame]":
+        """Some rows at a time.
+
+        Args:
+            columns: Those that are needed.
+            texts: Those of them that are not to be read as numbers.
+
+        Yields:
+            Numbers or texts by column, NaN for missing cells; the index is the line of each row, for messages.
+        """
 
 
 @dataclass(frozen=True)
-class CsvSheet:
-    """A CSV file with a header, in UTF-8; cells are parted by what the header is: commas, semicolons or tabs."""
+class CsvTable:
+    """A UTF-8 file with a header; its cells are separated as the header's are, by commas, semicolons or tabs.
+
+    Attributes:
+        path: The file.
+    """
 
     path: Path
 
@@ -44,8 +78,7 @@ class CsvSheet:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        header = next(self._records(), (1, []))[1]
-        columns = tuple(cell.strip() for cell in header)
+        columns = tuple(cell.strip() for cell in next(self._records(), (1, []))[1])
         if not any(columns):
             raise InputError(f"{self.name} is empty; give it a header and at least one row.")
         for position, column in enumerate(columns):
@@ -55,22 +88,57 @@ class CsvSheet:
                 raise InputError(f"{self.name}: the header has two columns {column}; rename one.")
         return columns
 
-    def rows(self) -> Iterator[tuple[int, Sequence[str]]]:
-        width = len(self.columns)
-        records = self._records()
-        next(records, None)
-        for line, cells in records:
-            if len(cells) != width:
-                raise InputError(f"{self.name}, line {line}: has {len(cells)} cells but the header has {width}.")
-            yield line, cells
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> "Iterator[DataFrame]":
+        pandas = import_extra("pandas", NEEDS_PANDAS)
+        lines, start = self._row_lines, 0
+        try:
+            with pandas.read_csv(
+                self.path,
+                sep=self._delimiter,
+                header=0,
+                names=self.columns,
+                usecols=columns,
+                index_col=False,
+                dtype=dict.fromkeys(texts, str),
+                na_values=list(MISSING),
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                chunksize=max(1, BLOCK_CELLS // len(self.columns)),
+                low_memory=False,
+            ) as reader:
+                for block in reader:
+                    block.index = lines[start : start + len(block)]
+                    start += len(block)
+                    yield block
+            if start != len(lines):
+                raise ValueError(f"{start} rows where there are {len(lines)}")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.name} cannot be read ({first_line(error)}).") from error
+
+    @cached_property
+    def _row_lines(self) -> NDArray[np.int64]:
+        """The line on which each row ends, once all have been checked."""
+        lines = array("q")
+        for line, cells in itertools.islice(self._records(), 1, None):
+            if len(cells) != len(self.columns):
+                raise InputError(
+                    f"{self.name}, line {line}: has {len(cells)} cells but the header has {len(self.columns)}."
+                )
+            lines.append(line)
+        return np.array(lines, dtype=np.int64)
+
+    @cached_property
+    def _delimiter(self) -> str:
+        """The first of comma, semicolon and tab that the header has."""
+        with self.path.open("rb") as file:
+            header = file.readline(LINE_BYTES.value)
+        return next((mark for mark in ",;\t" if mark.encode() in header), ",")
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """The file's records that are not blank, with the line each ends on."""
         try:
             with self.path.open("rb") as file:
-                first = file.readline(LONGEST_LINE)
-                file.seek(0)
-                reader = csv.reader(self._lines(file), delimiter=_delimiter(first), strict=True)
+                reader = csv.reader(self._lines(file), delimiter=self._delimiter, strict=True)
                 for cells in reader:
                     if cells:
                         yield reader.line_num, cells
@@ -80,54 +148,63 @@ class CsvSheet:
             raise InputError(f"{self.name}, line {reader.line_num}: is not CSV ({first_line(error)}).") from error
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
-        number = 0
-        while raw := file.readline(LONGEST_LINE):
-            number += 1
-            if len(raw) == LONGEST_LINE:
-                raise InputError(f"{self.name}, line {number}: is longer than 16 MB, so this is no CSV file.")
+        """Its lines as text; a file without line ends is no table, and must not fill the memory."""
+        longest = LINE_BYTES.value
+        for number, raw in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
+            if len(raw) > longest:
+                LINE_BYTES.check(len(raw), f"{self.name}, line {number}: ")
             try:
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(f"{self.name}, line {number}: is not UTF-8; save the file as UTF-8.") from error
 
 
-def _delimiter(header: bytes) -> str:
-    """The first of comma, semicolon and tab that the header has."""
-    return next((mark for mark in ",;\t" if mark.encode() in header), ",")
-
-
 @dataclass(frozen=True)
 class TableFolder:
-    """The clients' sheets by key, and the test's where there is a test.csv or a file was named."""
+    """A folder's tables.
+
+    Attributes:
+        clients: The clients' tables by key.
+        test: The test set's, where there is a test.csv or a file was named.
+    """
 
     clients: dict[str, Table]
     test: Table | None
 
     @classmethod
-    def listed(cls, folder: Path, test: Path | None = None) -> "TableFolder":
+    def scan(cls, folder: Path, test: Path | None = None) -> "TableFolder":
+        """Look for CSV files.
+
+        Args:
+            folder: Where they are; each is the client of its name.
+            test: The test set's file, in place of the folder's test.csv.
+
+        Returns:
+            The tables, of which nothing has been read.
+        """
         files = {path.name: path for path in csv_files(folder)}
         if test is None:
             test = next((path for path in files.values() if path.stem.lower() == TEST), None)
         elif not test.is_file():
-            raise InputError(f"--test: there is no file {test}; name one, or give a fraction such as 0.2.")
+            raise InputError(f"`test`: there is no file {test}; name one, or give a fraction such as 0.2.")
         names = {name: path.stem for name, path in files.items() if test is None or not path.samefile(test)}
         if not names:
             raise InputError(f"{folder}: has no CSV file but the test's; give one for each client.")
         clients: dict[str, Table] = {
-            key: CsvSheet(files[name]) for key, name in client_keys(names, str(folder)).items()
+            key: CsvTable(files[name]) for key, name in client_keys(names, str(folder)).items()
         }
-        return cls(clients, None if test is None else CsvSheet(test))
+        return cls(clients, None if test is None else CsvTable(test))
 
 
 def csv_files(folder: Path) -> list[Path]:
     """The folder's CSV files, by name."""
-    return [path for path in visible(folder) if path.suffix.lower() == ".csv" and path.is_file()]
+    return [path for path in visible_entries(folder) if path.suffix.lower() == ".csv" and path.is_file()]
 
 
-def guessed_label(columns: Sequence[str]) -> str:
+def guess_label(columns: Sequence[str]) -> str:
     """The column called label, y, target or class, in any case; else the last one.
 
-    >>> guessed_label(["Age", "Target", "site"]), guessed_label(["age", "died"])
+    >>> guess_label(["Age", "Target", "site"]), guess_label(["age", "died"])
     ('Target', 'died')
     """
     by_name = {column.lower(): column for column in reversed(columns)}

@@ -8,39 +8,58 @@ import numpy as np
 
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.image_transform import ImageTransform
-from fedunfold.data.importers.imported import ImportedData, Rows, client_keys, notes_on_rows, split_off_test, visible
+from fedunfold.data.importers.imported import (
+    ImportedData,
+    Rows,
+    client_keys,
+    note_thin_data,
+    split_off_test,
+    visible_entries,
+)
 from fedunfold.data.vision.files import Skipped
 from fedunfold.data.vision.images import ImageFolder
 from fedunfold.data.vision.reading import read_ahead
 
 TEST = "test"
 BATCH = 64
+LISTED = 10  # skipped files that are named
 OnProgress = Callable[[int, int], object]
 
 
 def subfolders(root: Path) -> list[Path]:
     """The folders in it, by name."""
-    return [path for path in visible(root) if path.is_dir()]
+    return [path for path in visible_entries(root) if path.is_dir()]
 
 
-def gather(
+def import_images(
     root: Path,
-    look: ImageTransform,
+    transform: ImageTransform,
     test: float | Path,
     *,
     seed: int = 0,
     on_progress: OnProgress = lambda done, total: None,
 ) -> ImportedData:
-    """Every client's images as rows. `test` is a folder of classes, or the fraction of each client's images.
+    """Turn every client's images into rows.
 
-    Classes are the class folders of all clients together, in alphabetical order.
+    Args:
+        root: Images at root/client/class/…; the classes of all clients are numbered in alphabetical order.
+        transform: How an image becomes a row.
+        test: A folder of classes to test on, or the fraction of each client's images of each class.
+        seed: Draws the images of the test set.
+        on_progress: Receives the files done and all files.
+
+    Returns:
+        The arrays; files that are no images are skipped, and noted.
+
+    Raises:
+        InputError: A folder has no images, or a class that no client has.
     """
-    held = ImageFolder.listed(test) if isinstance(test, Path) else None
+    held = ImageFolder.scan(test) if isinstance(test, Path) else None
     homes = {path.name: path for path in subfolders(root) if not (isinstance(test, Path) and path.samefile(test))}
     keys = client_keys({name: name for name in homes}, str(root))
     if not keys:
         raise InputError(f"{root}: has no client's folder; put images at {root}/client/class/.")
-    folders = {key: ImageFolder.listed(homes[name]) for key, name in keys.items()}
+    folders = {key: ImageFolder.scan(homes[name]) for key, name in keys.items()}
     classes = tuple(sorted({name for folder in folders.values() for name in folder.classes}))
     if len(classes) < 2:
         raise InputError(f"{root}: the clients have only the class {classes[0]}; a classifier needs two.")
@@ -53,21 +72,16 @@ def gather(
     def read(folder: ImageFolder, where: Path) -> Rows:
         nonlocal done
         numbers = [classes.index(name) for name in folder.classes]
-        stacks, labels = [], []
-        skipped.extend(Skipped(str(where / name), reason) for name, reason in folder.stray)
-        with closing(read_ahead(folder.files, BATCH, look.prepare)) as batches:
-            for start, found in batches:
-                seen = [
-                    (item, folder.files[start + i]) for i, item in enumerate(found) if not isinstance(item, Skipped)
-                ]
-                skipped.extend(
-                    Skipped(str(where / item.name), item.reason) for item in found if isinstance(item, Skipped)
-                )
-                if seen:
-                    stacks.append(look.rows(np.stack([item for item, _ in seen])))
-                    labels += [numbers[file.label] for _, file in seen]
-                done += len(found)
+        stacks, labels, left_out = [], [], [*folder.stray]
+        with closing(read_ahead(folder.files, BATCH, transform.prepare)) as batches:
+            for batch in batches:
+                if len(batch.rows):
+                    stacks.append(transform.rows(batch.x))
+                    labels += [numbers[folder.files[row].label] for row in batch.rows]
+                left_out += batch.skipped
+                done += batch.stop - batch.start
                 on_progress(done, total)
+        skipped.extend(Skipped(str(where / name), reason) for name, reason in left_out)
         if not stacks:
             raise InputError(f"image folder {where}: none of its {len(folder.files)} files can be read as an image.")
         return np.concatenate(stacks), np.array(labels, dtype=np.int64)
@@ -78,7 +92,7 @@ def gather(
         train, tested = rows, read(held, test)
     else:
         train, tested = split_off_test(rows, classes, test, seed)
-    notes = [look.note, *(f"skipped {name}: {reason}." for name, reason in skipped[:10])]
-    if len(skipped) > 10:
-        notes.append(f"{len(skipped) - 10} more files were skipped.")
-    return ImportedData(train, tested, classes, (*notes, *notes_on_rows(train, tested, classes)))
+    notes = [transform.note, *(f"skipped {name}: {reason}." for name, reason in skipped[:LISTED])]
+    if len(skipped) > LISTED:
+        notes.append(f"{len(skipped) - LISTED} more files were skipped.")
+    return ImportedData(train, tested, classes, (*notes, *note_thin_data(train, tested, classes)))

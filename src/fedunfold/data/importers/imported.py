@@ -1,7 +1,7 @@
-"""What every reader of own data makes: arrays by client, a test set, the classes' names, and notes for the user."""
+"""What every importer makes: arrays by client, a test set, the classes' names, and notes for the user."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,14 @@ RESERVED = ("test", "train")  # x_test and x_train in the .npz are no client's
 
 @dataclass(frozen=True, eq=False)
 class ImportedData:
-    """(x, y) by client and for the test; classes in the order of their numbers; what the user should know.
+    """Arrays for an environment.
 
-    `recipe` says how a raw row becomes features, so that the trained model can be used on new rows.
+    Attributes:
+        clients: (x, y) by client.
+        test: (x, y) of the test set.
+        classes: The classes' names in the order of their numbers.
+        notes: What the user should know.
+        recipe: How a raw row becomes features, so that the trained model can be used on new rows; None for images.
     """
 
     clients: Mapping[str, Rows]
@@ -31,7 +36,7 @@ class ImportedData:
     recipe: Mapping[str, Any] | None = None
 
 
-def visible(folder: Path) -> list[Path]:
+def visible_entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name; hidden entries are left out, as file managers leave them."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -49,9 +54,17 @@ def client_key(name: str) -> str:
 
 
 def client_keys(names: Mapping[str, str], where: str) -> dict[str, str]:
-    """Which entry of `where` is behind every key, in the keys' order; `names` has each entry's name without ending.
+    """Give every entry of a folder or column a client's key.
 
-    Names that make the same key, none, or one that the .npz needs for itself are refused.
+    Args:
+        names: The name of each entry, without its ending.
+        where: What holds the entries, for messages.
+
+    Returns:
+        The entry of every key, in the keys' order.
+
+    Raises:
+        InputError: Two names make the same key, or one makes none, or one that the .npz needs for itself.
     """
     found: dict[str, str] = {}
     for entry, name in names.items():
@@ -66,37 +79,44 @@ def client_keys(names: Mapping[str, str], where: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def masks_for_test(
-    labels: Mapping[str, Labels], classes: tuple[str, ...], fraction: float, seed: int
-) -> dict[str, NDArray[np.bool_]]:
-    """Which rows of each client go to the test: `fraction` of the rows of each of its classes, rounded.
+def split_off_test(
+    clients: Mapping[str, Rows],
+    classes: tuple[str, ...],
+    fraction: float,
+    seed: int,
+    concatenate: Callable[[list[Any]], Any] = np.concatenate,
+) -> tuple[dict[str, Rows], Rows]:
+    """Take a part of every client's rows for the test.
 
-    A class that a client has keeps at least one row there for training. Which rows is drawn by (seed, client,
-    class), so that another client's data do not change it.
+    Args:
+        clients: (x, y) by client.
+        classes: Their names.
+        fraction: The part of the rows of each of a client's classes, rounded; a class keeps one row for training. Which
+            rows is drawn by (seed, client, class), so that another client's data do not change it.
+        seed: Draws the rows.
+        concatenate: Joins the clients' x.
+
+    Returns:
+        The training rows by client, and the test set.
+
+    Raises:
+        InputError: The fraction is out of range, or leaves no test row.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"--test: the fraction must lie between 0 and 1, not {fraction:g}.")
-    masks = {key: held_out(y, classes, fraction, seed, "own-test", key) for key, y in labels.items()}
+        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {fraction:g}.")
+    masks = {key: held_out(y, classes, fraction, seed, "own-test", key) for key, (_, y) in clients.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
-            f"--test: a fraction of {fraction:g} leaves no test row in clients this small; "
+            f"`test`: a fraction of {fraction:g} leaves no test row in clients this small; "
             "raise it, or give a test set of its own."
         )
-    return masks
-
-
-def split_off_test(
-    clients: Mapping[str, Rows], classes: tuple[str, ...], fraction: float, seed: int
-) -> tuple[dict[str, Rows], Rows]:
-    """The clients' training rows, and one test set of what each of them gave up."""
-    masks = masks_for_test({key: y for key, (_, y) in clients.items()}, classes, fraction, seed)
     train = {key: (x[~masks[key]], y[~masks[key]]) for key, (x, y) in clients.items()}
-    x_test, y_test = (np.concatenate([pair[i][masks[key]] for key, pair in clients.items()]) for i in (0, 1))
-    return train, (x_test, y_test)
+    x_test = concatenate([x[masks[key]] for key, (x, _) in clients.items()])
+    return train, (x_test, np.concatenate([y[masks[key]] for key, (_, y) in clients.items()]))
 
 
-def notes_on_rows(clients: Mapping[str, Rows], test: Rows, classes: tuple[str, ...]) -> list[str]:
-    """What is thin: clients of one training row, classes without a test row."""
+def note_thin_data(clients: Mapping[str, Rows], test: Rows, classes: tuple[str, ...]) -> list[str]:
+    """Notes on clients of one training row and classes without a test row."""
     notes = [f"client {key} has a single training row." for key, (_, y) in clients.items() if len(y) == 1]
     untested = sorted(set(range(len(classes))) - set(test[1].tolist()))
     if untested:

@@ -2,12 +2,13 @@
 
 import hashlib
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,38 +16,49 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.extras import HUB_ERRORS, import_extra
 from fedunfold.data.npz import first_line
-from fedunfold.data.vision.preprocessing import Preprocessing
 
-# What transformers and the hub raise for a wrong name, no network (also RuntimeError) or a broken folder.
-NOT_LOADED = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError)
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-
-def require_extra() -> None:
-    """Say how to install what is missing before any work is done."""
-    for package in ("transformers", "PIL"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise InputError(
-                "image features need transformers and pillow; run: pip install 'fedunfold[vision]'"
-            ) from error
+NEEDS = "image features need transformers and pillow; run: pip install 'fedunfold[vision]'"
 
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A model that is only evaluated, its preprocessing, and a digest of both."""
+    """A model that is only evaluated.
+
+    Attributes:
+        model: The module of transformers.
+        processor: What transformers prepares its images with, by pillow and not torchvision.
+        digest: SHA-256 of both.
+        device: Where it is evaluated.
+    """
 
     model: Any
-    preprocessing: Preprocessing
+    processor: Any
     digest: str
     device: torch.device
 
     @classmethod
     def load(cls, name: str, device: torch.device) -> "Backbone":
-        """Load the weights in float32 from safetensors files; code that a repository brings is never run."""
-        require_extra()
-        transformers: Any = importlib.import_module("transformers")
+        """Load the weights in float32 from safetensors files; code that a repository brings is never run.
+
+        Args:
+            name: The model on the hub, or a local folder.
+            device: Where to evaluate it.
+
+        Returns:
+            The model, ready to be used.
+
+        Raises:
+            InputError: It cannot be loaded, or its features would mean nothing.
+        """
+        import_extra("PIL", NEEDS)
+        transformers = import_extra("transformers", NEEDS)
+        # Not from the package itself, which has it only where torchvision is installed.
+        processors = importlib.import_module("transformers.models.auto.image_processing_auto").AutoImageProcessor
         folder = Path(name).expanduser()
         local = folder.is_dir()
         source = str(folder) if local else name
@@ -54,7 +66,7 @@ class Backbone:
             with _quiet(transformers):
                 # First, because it says most clearly what is wrong with a name or the network.
                 transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-                config, _ = transformers.ImageProcessingMixin.get_image_processor_dict(source)
+                processor = processors.from_pretrained(source, backend="pil", trust_remote_code=False)
                 model, loading = transformers.AutoModel.from_pretrained(
                     source,
                     dtype=torch.float32,
@@ -62,7 +74,7 @@ class Backbone:
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
-        except (*NOT_LOADED, SafetensorError) as error:
+        except (*HUB_ERRORS, SafetensorError) as error:
             remedy = (
                 "the folder needs config.json, preprocessor_config.json and model.safetensors"
                 if local
@@ -70,9 +82,27 @@ class Backbone:
             )
             raise InputError(f"model {name} cannot be loaded ({first_line(error)}); {remedy}.") from error
         _check(name, model, loading["missing_keys"])
-        preprocessing = Preprocessing.from_config(config, f"model {name}")
-        digest = _digest(model, preprocessing, loading["missing_keys"])
-        return cls(model.to(device).eval(), preprocessing, digest, device)
+        digest = _digest(model, processor, loading["missing_keys"])
+        loaded = cls(model.to(device).eval(), processor, digest, device)
+        loaded._check_processor(name)
+        return loaded
+
+    def prepare(self, image: "Image") -> NDArray[np.float32]:
+        """An RGB image as the model's input, [3, height, width]."""
+        pixels: NDArray[np.float32] = self.processor(images=image, return_tensors="np")["pixel_values"][0]
+        return pixels
+
+    def _check_processor(self, name: str) -> None:
+        """Refuse one that fails, or whose images make no batch."""
+        from PIL import Image
+
+        try:
+            with np.errstate(all="ignore"):
+                made = [self.prepare(Image.new("RGB", size)) for size in ((64, 48), (48, 80))]
+        except HUB_ERRORS as error:
+            raise InputError(f"model {name}: preprocessor_config.json is wrong ({first_line(error)}).") from error
+        if made[0].shape != made[1].shape or not np.isfinite(made[0]).all():
+            raise InputError(f"model {name}: preprocessor_config.json gives images of different sizes, or no numbers.")
 
     def features(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
         """The CLS token of the last hidden state, [images, D]."""
@@ -83,7 +113,7 @@ class Backbone:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(pixels)} images at once do not fit into the memory of {self.device}; "
-                "lower --batch-size and run it again."
+                "lower `batch_size` and run it again."
             ) from error
         except ValueError as error:  # such as an image size the model was not made for
             raise InputError(f"the model refuses its input ({first_line(error)}).") from error
@@ -101,9 +131,9 @@ def _check(name: str, model: Any, missing: set[str]) -> None:
         raise InputError(f"model {name} masks its input at random; choose one that sees the whole image.")
 
 
-def _digest(model: Any, preprocessing: Preprocessing, missing: set[str]) -> str:
+def _digest(model: Any, processor: Any, missing: set[str]) -> str:
     """SHA-256 of the weights read from file and the preprocessing."""
-    content = hashlib.sha256(preprocessing.model_dump_json().encode())
+    content = hashlib.sha256(processor.to_json_string().encode())
     for key, tensor in sorted(model.state_dict().items()):
         if key not in missing:
             content.update(key.encode())
@@ -113,19 +143,16 @@ def _digest(model: Any, preprocessing: Preprocessing, missing: set[str]) -> str:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No log lines; download bars only where someone watches. What goes wrong is told by the error."""
-    hub: Any = importlib.import_module("huggingface_hub.utils")
-    loggers = (transformers.utils.logging, hub.logging)
-    before = [logger.get_verbosity() for logger in loggers]
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    for logger in loggers:
-        logger.set_verbosity(50)  # critical
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
+    """No log lines; download bars only where someone watches. The error says what went wrong."""
+    bars = transformers.utils.logging
+    hidden = bars.is_progress_bar_enabled() and not sys.stderr.isatty()
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    if hidden:
+        bars.disable_progress_bar()
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.set_verbosity(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
+        logging.disable(before)
+        if hidden:
+            bars.enable_progress_bar()

@@ -1,8 +1,8 @@
-"""One pass of a frozen backbone over a folder of images, which can be stopped and taken up again."""
+"""One pass of a frozen backbone over a folder of images, which can be stopped and resumed."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedunfold.core.errors import InputError
-from fedunfold.data.vision.backbone import Backbone, require_extra
+from fedunfold.data.vision.backbone import Backbone
 from fedunfold.data.vision.files import (
     About,
     Features,
@@ -23,7 +23,7 @@ from fedunfold.data.vision.files import (
 )
 from fedunfold.data.vision.images import ImageFile, ImageFolder
 from fedunfold.data.vision.partial import Batch, PartialResults
-from fedunfold.data.vision.reading import Pixels, read_ahead
+from fedunfold.data.vision.reading import read_ahead
 
 MODEL = "google/vit-base-patch16-224-in21k"
 OnProgress = Callable[[int, int], object]
@@ -31,7 +31,14 @@ OnProgress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Extraction:
-    """What was made: `resumed` files were done by an earlier run, all of them where it was complete."""
+    """What was made.
+
+    Attributes:
+        file: Where the features are.
+        about: How they were made.
+        features: The features.
+        resumed: How many image files an earlier run had done; all of them where it was complete.
+    """
 
     file: Path
     about: About
@@ -40,7 +47,7 @@ class Extraction:
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Class folders without a readable image; they keep their numbers."""
+        """Class folders without a readable image; their numbers stay unused."""
         counts = np.bincount(self.features.y, minlength=len(self.features.classes))
         return tuple(name for name, count in zip(self.features.classes, counts, strict=True) if not count)
 
@@ -56,11 +63,26 @@ def extract(
     again: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Extraction:
-    """Store the CLS features of every image in `folder`/class/… as `out` (.npz or .safetensors).
+    """Store the features of every image in a folder.
 
-    Each batch is kept in the folder `out`.partial as soon as it is done, so that the same call goes on where
-    a stopped one left off. A finished file is returned as it is; `again` makes it anew, and also discards
-    partial results of other images or another model. `on_progress` gets the files done and all files.
+    Each batch is saved in the folder `out`.partial as soon as it is done, so that the same call resumes where a stopped
+    one ended. A finished file is returned as it is.
+
+    Args:
+        folder: Images at folder/class/….
+        out: The file to write, .npz or .safetensors.
+        model: A vision transformer of the Hugging Face hub, or a folder with one; its CLS token is the feature.
+        dtype: The type in which features are stored.
+        batch_size: Images in a forward pass.
+        device: Where the model is evaluated.
+        again: Make a finished file again, and discard partial results of other images or another model.
+        on_progress: Receives the files done and all files.
+
+    Returns:
+        The features and how they were made.
+
+    Raises:
+        InputError: Folder, model, image or output file cannot be used; the message names it.
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
     check_ending(out)
@@ -68,11 +90,10 @@ def extract(
         raise InputError(f"features are stored as {' or '.join(get_args(StoredType))}, not {dtype}.")
     if batch_size < 1:
         raise InputError(f"the batch size must be at least 1, not {batch_size}.")
-    images = ImageFolder.listed(folder)
+    images = ImageFolder.scan(folder)
     label = Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model
     if out.exists() and not again:
         return _finished(out, label, images, dtype)
-    require_extra()
     backbone = Backbone.load(model, torch.device(device))
     recipe = {"model": label, "images": images.digest(), "backbone": backbone.digest}
     partial = PartialResults.opened(out.with_name(out.name + ".partial"), recipe, again)
@@ -80,11 +101,11 @@ def extract(
     total = len(images.files)
     report = on_progress or (lambda done, total: None)
     report(resumed, total)
-    with closing(read_ahead(images.files[resumed:], batch_size, backbone.preprocessing)) as batches:
-        for start, read in batches:
-            partial.add(_batch(resumed + start, read, images.files, backbone))
+    with closing(read_ahead(images.files, batch_size, backbone.prepare, resumed)) as batches:
+        for batch in batches:
+            partial.add(_compute(batch, images.files, backbone))
             report(partial.done, total)
-    features, skipped = _gathered(folder, images, partial.batches)
+    features, skipped = _join(folder, images, partial.batches)
     about = About(**recipe, dtype=dtype, skipped=(*images.stray, *skipped))
     save_features(out, features, about)
     partial.discard()
@@ -96,7 +117,7 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
     try:
         features, about = load_features(out), read_about(out)
     except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; add --again to make it anew.") from error
+        raise InputError(f"{str(error).rstrip('.')}; `again=True` makes it anew.") from error
     if about is None:
         other = "does not say how it was made"
     elif about.model != model:
@@ -107,22 +128,23 @@ def _finished(out: Path, model: str, images: ImageFolder, dtype: str) -> Extract
         other = f"was stored as {about.dtype}"
     else:
         return Extraction(out, about, features, len(images.files))
-    raise InputError(f"{out} exists and {other}; choose another --out, or replace it with --again.")
+    raise InputError(f"{out} exists and {other}; choose another `out`, or replace it with `again=True`.")
 
 
-def _batch(start: int, read: list[Pixels | Skipped], files: Sequence[ImageFile], backbone: Backbone) -> Batch:
-    rows = [start + i for i, item in enumerate(read) if not isinstance(item, Skipped)]
-    skipped = [item for item in read if isinstance(item, Skipped)]
-    pixels = [item for item in read if not isinstance(item, Skipped)]
-    x = backbone.features(np.stack(pixels)) if pixels else np.empty((0, 0), np.float32)
+def _compute(batch: Batch, files: Sequence[ImageFile], backbone: Backbone) -> Batch:
+    """The batch with features in place of pixels."""
+    if not len(batch.rows):
+        return batch
+    x = backbone.features(batch.x)
     finite = np.isfinite(x).all(axis=1)
     if not finite.all():
-        name = files[rows[int(np.argmin(finite))]].name
+        name = files[batch.rows[int(np.argmin(finite))]].name
         raise InputError(f"the model gives {name} a NaN or infinite feature; check the model's weights.")
-    return Batch(start, start + len(read), np.array(rows, np.int64), x, tuple(skipped))
+    return replace(batch, x=x)
 
 
-def _gathered(folder: Path, images: ImageFolder, batches: Sequence[Batch]) -> tuple[Features, list[Skipped]]:
+def _join(folder: Path, images: ImageFolder, batches: Sequence[Batch]) -> tuple[Features, list[Skipped]]:
+    """The features of all batches, and the files that have none."""
     skipped = [item for batch in batches for item in batch.skipped]
     full = [batch for batch in batches if len(batch.rows)]
     if not full:
@@ -130,11 +152,11 @@ def _gathered(folder: Path, images: ImageFolder, batches: Sequence[Batch]) -> tu
             f"image folder {folder}: none of its {len(images.files)} files can be read as an image "
             f"({skipped[0].name}: {skipped[0].reason})."
         )
-    kept = [images.files[row] for batch in full for row in batch.rows]
+    read = [images.files[row] for batch in full for row in batch.rows]
     features = Features(
         np.concatenate([batch.x for batch in full]),
-        np.array([file.label for file in kept], np.int64),
-        tuple(file.name for file in kept),
+        np.array([file.label for file in read], np.int64),
+        tuple(file.name for file in read),
         images.classes,
     )
     return features, skipped

@@ -29,7 +29,12 @@ StoredType = Literal["float16", "float32"]
 
 
 class Skipped(NamedTuple):
-    """A file of the image folder that has no row, and why."""
+    """A file of the image folder that has no row.
+
+    Attributes:
+        name: Its path from the folder.
+        reason: Why.
+    """
 
     name: str
     reason: str
@@ -37,7 +42,14 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """One row a sample: `x[N, D]` finite, `y[N]` in [0, C), the N image names and the C class names."""
+    """One row for each sample.
+
+    Attributes:
+        x: Features [N, D], all finite.
+        y: Class numbers [N] in [0, C).
+        names: The N image files.
+        classes: The C classes in the order of their numbers.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -47,7 +59,15 @@ class Features:
 
 @dataclass(frozen=True)
 class About:
-    """How a file was made: the model, digests of what went in, the stored type and what was left out."""
+    """How a file was made.
+
+    Attributes:
+        model: The backbone's name.
+        images: A digest of the image folder.
+        backbone: A digest of the weights and the preprocessing.
+        dtype: The stored type.
+        skipped: The files without features.
+    """
 
     model: str
     images: str
@@ -94,7 +114,7 @@ def save_features(path: Path, features: Features, about: About) -> None:
     finite = np.isfinite(x).all(axis=1)
     if not finite.all():
         name = features.names[int(np.argmin(finite))]
-        raise InputError(f"the features of {name} do not fit into {about.dtype}; store float32 (--dtype).")
+        raise InputError(f"the features of {name} do not fit into {about.dtype}; store them in `dtype=float32`.")
     y = features.y.astype(np.min_scalar_type(len(features.classes) - 1))
     if path.suffix == ".npz":
         columns: dict[str, Any] = {
@@ -128,7 +148,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             columns[name] = arrays.as_array(texts[name], f"{name} in {path}")
     for name in KINDS:
         if name not in columns:
-            raise InputError(f"{path} has no {name}; make it with `fedunfold data features`.")
+            raise InputError(f"{path} has no {name}; extract the features again.")
     return columns
 
 

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file in a class folder; its name counts from the image folder, with slashes on every system."""
+    """A file in a class folder.
+
+    Attributes:
+        name: Its path from the image folder, with slashes on every system.
+        path: Where it is.
+        label: The number of its class.
+    """
 
     name: str
     path: Path
@@ -24,15 +30,21 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The classes in alphabetical order, their files likewise, and what lies where no image belongs."""
+    """A folder with one subfolder for each class.
+
+    Attributes:
+        classes: In alphabetical order.
+        files: By class and name.
+        stray: What lies where no image belongs.
+    """
 
     classes: tuple[str, ...]
     files: tuple[ImageFile, ...]
     stray: tuple[Skipped, ...]
 
     @classmethod
-    def listed(cls, folder: Path) -> "ImageFolder":
-        """List `folder`/class/…/file. Hidden files and folders are left out, as file managers leave them."""
+    def scan(cls, folder: Path) -> "ImageFolder":
+        """Look for `folder`/class/…/file; hidden files and folders are left out, as file managers leave them."""
         if not folder.is_dir():
             raise InputError(f"image folder {folder}: is not a folder; check the path.")
         try:

@@ -1,10 +1,11 @@
-"""The batches that are done, kept beside the file they will become."""
+"""The batches that are done, saved beside the file they will become."""
 
 import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +22,31 @@ BATCHES = f"{'[0-9]' * 9}-{'[0-9]' * 9}.npz"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Files start … stop−1 of the listing: `rows` of them have features x, the others are skipped."""
+    """Files start … stop−1 of an image folder.
+
+    Attributes:
+        start: The first file.
+        stop: The file after the last.
+        rows: The files that were read.
+        x: Their pixels or features, [rows, …].
+        skipped: The files that were not.
+    """
 
     start: int
     stop: int
     rows: NDArray[np.int64]
-    x: NDArray[np.float32]
+    x: NDArray[Any]
     skipped: tuple[Skipped, ...]
 
 
 class PartialResults:
-    """A folder with one .npz a batch and the recipe they belong to; the batches cover files 0 … done−1.
+    """A folder with one .npz for each batch and the recipe they belong to; the batches cover files 0 … done−1.
 
-    Batches need not be of one size: a run that ran out of memory may go on with smaller ones.
+    Batches need not be of one size: a run that ran out of memory may resume with smaller ones.
+
+    Attributes:
+        folder: Where they are.
+        batches: Those that are done, without a gap from the first file on.
     """
 
     def __init__(self, folder: Path, batches: list[Batch]) -> None:
@@ -47,7 +60,19 @@ class PartialResults:
 
     @classmethod
     def opened(cls, folder: Path, recipe: Mapping[str, str], discard_others: bool) -> "PartialResults":
-        """Take up what a stopped run left, if it had the same recipe."""
+        """Resume from what a stopped run left.
+
+        Args:
+            folder: Where it may have left something.
+            recipe: What the results are made of.
+            discard_others: Whether results of another recipe are deleted instead of refused.
+
+        Returns:
+            The batches that are done.
+
+        Raises:
+            InputError: The folder holds results of another recipe.
+        """
         if (folder / RECIPE).exists():
             difference = _difference(folder / RECIPE, recipe)
             if difference is None:
@@ -55,7 +80,7 @@ class PartialResults:
             if not discard_others:
                 raise InputError(
                     f"{folder} holds the partial results of another run ({difference} differs); "
-                    "start over with --again, or choose another --out."
+                    "start over with `again=True`, or choose another `out`."
                 )
         results = cls(folder, [])
         results.discard()
@@ -63,6 +88,7 @@ class PartialResults:
         return results
 
     def add(self, batch: Batch) -> None:
+        """Save a batch that is done."""
         write_atomically(
             self.folder / BATCH.format(batch.start, batch.stop),
             lambda file: np.savez(

@@ -1,4 +1,4 @@
-"""A Flower ClientApp for a site: its verbs, and its part in secure sums. Nothing of a round is kept in between."""
+"""A Flower ClientApp for a `LocalClient`: an answer to every message, and its part in secure sums."""
 
 from collections.abc import Callable
 
@@ -8,71 +8,69 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.local_client import LocalClient
-from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
+from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.secagg.handlers import add_secagg_handlers
-from fedunfold.engines.flower.wire import read_assignment, registration_record, reply_record
+from fedunfold.engines.flower.wire import read_instruction, registration_record, reply_record
 
-OpenSite = Callable[[Context], LocalClient]
+OpenClient = Callable[[Context], LocalClient]
 Evaluate = Callable[[ArrayRecord, Context], tuple[float, float]]
+SECURE = "secure-aggregation"
+"""The setting of a node or a run under which a client shows no vector of its own."""
 
 
-def client_app(open_site: OpenSite) -> ClientApp:
-    """An app that answers for the site that `open_site` finds for a context (its node-config says which).
+def client_app(open_client: OpenClient) -> ClientApp:
+    """An app that answers for a client.
 
-    Where the node-config or the run's config says private=true it shows no vector of its own, but answers with single
-    numbers and adds to secure sums; so no run can open a node that is to be private.
+    Where the node-config or the run's config says secure-aggregation=true it shows no vector of its own, but replies
+    with single numbers and adds to secure sums; so no run can lay open a node that is to be secure.
 
-    >>> from fedunfold.engines.flower import client_app, site_of
-    >>> app = client_app(lambda context: site_of("digits-label-skew", context))
+    Args:
+        open_client: Finds the client of a context; the node-config says which it is.
+
+    >>> from fedunfold.engines.flower import client_app, client_from_environment
+    >>> app = client_app(lambda context: client_from_environment("digits-label-skew", context))
     """
     app = ClientApp()
 
-    add_registration(app, lambda context: open_site(context).register())
-    add_secagg_handlers(app, open_site)
-
-    def answer(message: Message, verb: Callable[[TrainInstruction, Arrays], ClientReply]) -> Message:
-        return Message(reply_record(verb(*read_assignment(message.content))), reply_to=message)
+    add_registration(app, lambda context: open_client(context).register())
+    add_secagg_handlers(app, open_client)
 
     def openly(context: Context) -> LocalClient:
-        site = open_site(context)
-        if context.node_config.get("private") or context.run_config.get("private"):
-            raise InputError(f"client '{site.key}' is private and shows no vector of its own; run with private=true.")
-        return site
+        client = open_client(context)
+        if context.node_config.get(SECURE) or context.run_config.get(SECURE):
+            raise InputError(
+                f"client '{client.client_id}' takes part in secure aggregation alone and shows no vector of its own; "
+                f"run with {SECURE}=true."
+            )
+        return client
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return answer(message, openly(context).train)
+    def handler(message_type: MessageType, find: OpenClient) -> ClientAppCallable:
+        def handle(message: Message, context: Context) -> Message:
+            answer: Callable[[TrainInstruction, Arrays], ClientReply] = getattr(find(context), message_type)
+            return Message(reply_record(answer(*read_instruction(message.content))), reply_to=message)
 
-    @app.query("backprop")
-    def backprop(message: Message, context: Context) -> Message:
-        return answer(message, openly(context).backprop)
+        return handle
 
-    @app.query("outer")
-    def outer(message: Message, context: Context) -> Message:
-        return answer(message, openly(context).outer)
-
-    @app.query("measure")
-    def measure(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).measure)
-
-    @app.query("inner")
-    def inner(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).inner)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, open_site(context).evaluate)
-
+    app.train()(handler("train", openly))
+    app.query("vjp")(handler("vjp", openly))
+    app.query("outer_loss")(handler("outer_loss", openly))
+    app.query("measure")(handler("measure", open_client))
+    app.query("inner_products")(handler("inner_products", open_client))
+    app.evaluate()(handler("evaluate", open_client))
     return app
 
 
 def add_registration(app: ClientApp, describe: Callable[[Context], ClientDescription]) -> None:
-    """Let a client app of your own say who it is, when the server asks: its key, its samples by class.
+    """Let a client app of your own register: its id, and its samples by class.
+
+    Args:
+        app: The app.
+        describe: Describes the client of a context.
 
     >>> from flwr.clientapp import ClientApp
-    >>> from fedunfold.engines.flower import ClientDescription, introduce
+    >>> from fedunfold.engines.flower import ClientDescription, add_registration
     >>> app = ClientApp()
-    >>> introduce(app, lambda context: ClientDescription("hospital-a", label_counts=(120, 80), features=(64,)))
+    >>> add_registration(app, lambda context: ClientDescription("hospital-a", (120, 80), feature_shape=(64,)))
     """
 
     @app.query("register")
@@ -80,12 +78,13 @@ def add_registration(app: ClientApp, describe: Callable[[Context], ClientDescrip
         return Message(registration_record(describe(context)), reply_to=message)
 
 
-def reporting(evaluate: Evaluate) -> Mod:
-    """A mod for an ordinary client's train function: it adds to the reply what weighting rules ask for.
+def report_metrics_mod(evaluate: Evaluate) -> Mod:
+    """A mod for an ordinary client's train function: it adds to the reply what weighting rules require.
 
-    `evaluate(arrays, context)` gives the mean loss and the accuracy of a model on the client's own training data.
-    It is called with the model received, for `start_loss`, and with the one trained, for `accuracy`: what
-    `dr(loss="start")` and `fedfa()` ask for.
+    Args:
+        evaluate: Gives the mean loss and the accuracy of a model on the client's own training data, from its arrays
+            and the context. It is called with the model received, for `start_loss`, and with the one trained, for
+            `accuracy`: what `dr(loss="start")` and `fedfa()` require.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

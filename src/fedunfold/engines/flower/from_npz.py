@@ -1,6 +1,5 @@
-"""Clients with data of their own: an .npz with x and y beside every SuperNode, and a server that sees none of them."""
+"""Clients with custom data: an .npz with x and y beside every SuperNode, and a server that sees none of them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,26 +9,37 @@ from flwr.serverapp import Grid
 from pydantic import AfterValidator, Field
 
 from fedunfold.config import Environment, ModelSpec
+from fedunfold.config.model import model_factory
 from fedunfold.config.schema import BatchSize, Rounds
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import model_factory
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.data.arrays import Features, Labels, features, labels
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.data.npz import read_npz
 from fedunfold.engines.flower.local_client import LocalClient
-from fedunfold.engines.flower.secure_server import PrivateFederation
+from fedunfold.engines.flower.secure_server import SecureFederation
 from fedunfold.engines.flower.server import RemoteFederation
-from fedunfold.engines.flower.transport import FlowerChannel
+from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.io.limits import EPOCHS
+from fedunfold.io.limits import CLASSES, EPOCHS
 
 
 class FederationConfig(Settings):
-    """What server and clients have to agree on before they meet: who takes part, and what is trained how."""
+    """What server and clients have to agree on beforehand.
 
-    keys: tuple[str, ...] = Field(min_length=1)
-    classes: int = Field(ge=2, le=MAX_CLASSES)
+    Attributes:
+        client_ids: Who is in the federation.
+        classes: How many classes there are.
+        rounds: T.
+        batch_size: B.
+        lr: η.
+        epochs: E_k, the same for all.
+        model: What is trained.
+        clients_per_round: C, how many clients are sampled for a round; None for all.
+        seed: Of all randomness.
+    """
+
+    client_ids: tuple[str, ...] = Field(min_length=1)
+    classes: Annotated[int, Field(ge=2), AfterValidator(CLASSES.check)]
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)
@@ -39,63 +49,61 @@ class FederationConfig(Settings):
     seed: Natural = 0
 
 
-def site_from_npz(
-    path: str | Path, key: str, agreed: FederationConfig, dtype: torch.dtype = torch.float32
+def client_from_npz(
+    path: str | Path, client_id: str, config: FederationConfig, dtype: torch.dtype = torch.float32
 ) -> LocalClient:
-    """The client whose samples are x[n, …] and y[n] of a file; uint8 counts as image bytes and becomes x/255."""
-    if key not in agreed.keys:
-        raise InputError(f"client '{key}' is not one of this federation's: {', '.join(agreed.keys)}.")
+    """The client whose samples are in a file.
+
+    Args:
+        path: An .npz with x[n, …] and y[n]; uint8 counts as image bytes and becomes x/255.
+        client_id: Its name in the federation.
+        config: The federation.
+        dtype: The type of the models.
+    """
+    if client_id not in config.client_ids:
+        raise InputError(f"client '{client_id}' is not one of this federation's: {', '.join(config.client_ids)}.")
     try:
-        x, y = _samples(path, agreed.classes)
+        x, y = _samples(path, config.classes)
     except InputError as error:
-        raise InputError(f"client {key}: {error}") from error
-    model = model_factory(agreed.model, x.shape[1:], agreed.classes)
-    return LocalClient(key, torch.from_numpy(x), torch.from_numpy(y), agreed.classes, model, dtype)
+        raise InputError(f"client {client_id}: {error}") from error
+    model = model_factory(config.model, x.shape[1:], config.classes)
+    return LocalClient(client_id, torch.from_numpy(x), torch.from_numpy(y), config.classes, model, dtype)
 
 
-def federation_of(
+def federation_from_config(
     grid: Grid,
-    agreed: FederationConfig,
+    config: FederationConfig,
     test: str | Path | None = None,
     *,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
-    patience: float = 300.0,
-    private: bool = False,
+    registration_timeout: float = 300.0,
+    secure_aggregation: bool = False,
 ) -> RemoteFederation:
-    """The agreed clients behind a grid, tested on x and y of a file that the server has.
+    """The clients of a federation behind a grid.
 
-    Without one, models are tested by the clients, each on its own samples. With `private` the server sees sums of
-    their vectors only.
+    Args:
+        grid: Flower's grid.
+        config: The federation.
+        test: An .npz with x and y that the server has; without one, models are tested by the clients, each on its own
+            samples.
+        dtype: The type of the models.
+        timeout: Seconds a client may take to reply.
+        registration_timeout: Seconds all clients may take to register.
+        secure_aggregation: Whether the server is to see sums of the clients' vectors only.
     """
-    tested = None if test is None else _samples(test, agreed.classes)  # a wrong file is better found before the wait
-    channel = FlowerChannel(grid, agreed.keys, timeout=timeout, patience=patience)
-    shape = channel.registrations()[0].features
+    tested = None if test is None else _samples(test, config.classes)  # a wrong file is better found before the wait
+    transport = FlowerTransport(grid, config.client_ids, timeout=timeout, registration_timeout=registration_timeout)
+    shape = transport.registrations()[0].feature_shape
     # The clients' samples are not here: a row of zeros stands for each.
     nothing = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64)
-    env = _environment(agreed, dict.fromkeys(agreed.keys, nothing), tested or nothing)
-    model = model_factory(agreed.model, shape, agreed.classes)
+    settings = {name: value for name, value in config if name != "client_ids"}
+    clients = dict.fromkeys(config.client_ids, nothing)
+    env = Environment.from_arrays(clients, tested or nothing, name="custom-data", **settings)
+    model = model_factory(config.model, shape, config.classes)
     evaluate = SimulatedFederation(env, dtype=dtype).evaluate if tested else None
-    kind = PrivateFederation if private else RemoteFederation
-    return kind(channel, env, model, evaluate, dtype=dtype)
-
-
-def _environment(
-    agreed: FederationConfig, clients: Mapping[str, tuple[Features, Labels]], test: tuple[Features, Labels]
-) -> Environment:
-    return Environment.from_arrays(
-        clients,
-        test,
-        rounds=agreed.rounds,
-        batch_size=agreed.batch_size,
-        lr=agreed.lr,
-        epochs=agreed.epochs,
-        model=agreed.model,
-        classes=agreed.classes,
-        clients_per_round=agreed.clients_per_round,
-        seed=agreed.seed,
-        name="own-data",
-    )
+    kind = SecureFederation if secure_aggregation else RemoteFederation
+    return kind(transport, env, model, evaluate, dtype=dtype)
 
 
 def _samples(path: str | Path, classes: int) -> tuple[Features, Labels]:

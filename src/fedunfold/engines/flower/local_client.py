@@ -1,7 +1,7 @@
-"""One client, alone with its data. It answers every request with the numbers it would give in the simulation.
+"""One client, alone with its data. It answers every message with the numbers it would give in the simulation.
 
-It is the simulation: an engine with a single client in it, made anew for every request. What depends on the
-others (the scales of FedNova, class weights) comes with the request, so nothing is kept between messages and a
+It is the simulation: an engine with a single client in it, made anew for every message. What depends on the
+others (the scales of FedNova, class weights) comes with the message, so nothing is stored between messages and a
 client may restart at any time.
 """
 
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import TrainRequest
+from fedunfold.core.messages import Broadcast, TrainRequest
 from fedunfold.core.params import ModelFactory
-from fedunfold.core.task import OuterLoss
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
 from fedunfold.engines.simulation import SimulatedFederation
@@ -22,9 +21,18 @@ from fedunfold.engines.simulation import SimulatedFederation
 
 @dataclass(frozen=True, eq=False)
 class LocalClient:
-    """A client's key, samples and model. `classes` counts all of the federation's, also those it does not hold."""
+    """A client with its samples and model; each method answers the message of its name.
 
-    key: str
+    Attributes:
+        client_id: Its name in the federation.
+        x: Its samples, [n, …].
+        y: Their classes, [n].
+        classes: How many classes the federation has, also those that this client does not hold.
+        model: Builds a fresh model.
+        dtype: The type of the models.
+    """
+
+    client_id: str
     x: Tensor
     y: Tensor
     classes: int
@@ -32,79 +40,81 @@ class LocalClient:
     dtype: torch.dtype = torch.float32
 
     def register(self) -> ClientDescription:
+        """What it says of itself once."""
         counts = torch.bincount(self.y, minlength=self.classes)
-        return ClientDescription(self.key, tuple(counts.tolist()), tuple(self.x.shape[1:]))
+        return ClientDescription(self.client_id, tuple(counts.tolist()), tuple(self.x.shape[1:]))
 
-    def train(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
+    def train(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
         """A round of local training from w^(t), or, where it does not train, its losses at w^(t)."""
-        federation, request = self._engine(assignment, arrays)
-        report = federation.train(request)
-        found = {"updates": report.updates, "gradients": report.gradients}
-        replied = {name: rows[0] for name, rows in found.items() if rows is not None and len(rows)}
-        if report.outer_gradient is not None:
-            replied["outer_gradient"] = report.outer_gradient
-        numbers = {"loss": report.loss, "start_loss": report.start_loss, "accuracy": report.accuracy}
-        metrics = {name: float(value[0]) for name, value in numbers.items() if value is not None}
-        return ClientReply(metrics | {"outer_loss": report.outer_loss}, replied)
+        federation, request = self._engine(instruction, arrays)
+        (report,) = federation.train([request])
+        metrics, outer = report.metrics, report.outer
+        rows = {"updates": report.updates.rows, "gradients": metrics.gradients}
+        replied = {name: found[0] for name, found in rows.items() if found is not None and len(found)}
+        if outer.gradient is not None:
+            replied["outer_gradient"] = outer.gradient
+        reported = {"loss": metrics.loss, "start_loss": metrics.start_loss, "accuracy": metrics.accuracy}
+        numbers = {name: float(value[0]) for name, value in reported.items() if value is not None}
+        return ClientReply(numbers | {"outer_loss": outer.loss}, replied)
 
-    def backprop(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
-        """The same round walked backwards from `arrays["adjoint"]`, with the minibatches it met."""
-        federation, request = self._engine(assignment, arrays)
+    def vjp(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
+        """The same round backward from `arrays["adjoint"]`, with the minibatches it met."""
+        federation, request = self._engine(instruction, arrays)
         adjoint = _array(arrays, "adjoint").to(self.dtype)
-        added = federation.backprop(request, torch.tensor([True]), adjoint[None])
+        (added,) = federation.vjp([request], [torch.tensor([True])], [adjoint[None]])
         return ClientReply({}, {"adjoint": added})
 
-    def outer(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
-        """The outer loss of the last layer, and its gradient."""
-        federation, request = self._engine(assignment, arrays)
-        report = federation.outer(request)
-        return ClientReply({"outer_loss": report.loss}, {"gradient": report.gradient})
+    def outer_loss(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
+        """The outer loss of the final evaluation, and its gradient."""
+        federation, request = self._engine(instruction, arrays)
+        (found,) = federation.outer_loss([request])
+        return ClientReply({"outer_loss": found.loss}, {"gradient": found.gradient})
 
-    def measure(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
-        """A round as in `train`, of which only its numbers are told."""
-        return ClientReply(self.train(assignment, arrays).metrics, {})
+    def measure(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
+        """A round as in `train`, of which only the numbers are reported."""
+        return ClientReply(self.train(instruction, arrays).metrics, {})
 
-    def inner(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
+    def inner_products(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
         """⟨λ, w_k − w^(t)⟩ of the same round, for λ = `arrays["adjoint"]`."""
-        update = self.train(assignment, arrays).arrays["updates"]
-        return ClientReply({"inner": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
+        update = self.train(instruction, arrays).arrays["updates"]
+        return ClientReply({"inner_product": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
 
-    def evaluate(self, assignment: TrainInstruction, arrays: Arrays) -> ClientReply:
+    def evaluate(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
         """Mean loss and accuracy of a model on this client's own samples."""
-        federation, request = self._engine(assignment, arrays)
-        found = federation.evaluate(request.model)
+        federation, request = self._engine(instruction, arrays)
+        (found,) = federation.evaluate([request.model])
         return ClientReply({"loss": found.loss, "accuracy": found.accuracy}, {})
 
-    def _engine(self, assignment: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
+    def _engine(self, instruction: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
         model = _array(arrays, "model").to(self.dtype)
-        data = FederatedData((self.key,), self.x, self.y, (0, len(self.y)), self.x, self.y, self.classes)
+        data = FederatedData((self.client_id,), self.x, self.y, (0, len(self.y)), self.x, self.y, self.classes)
         env = Environment.from_arrays(
-            {self.key: (self.x[:1], self.y[:1])},
+            {self.client_id: (self.x[:1], self.y[:1])},
             (self.x[:1], self.y[:1]),
-            rounds=assignment.round + 1,
-            batch_size=assignment.batch_size,
-            lr=assignment.lr,
-            epochs=assignment.epochs,
-            participation_probability=1.0 if assignment.trains else 0.0,
-            seed=assignment.seed,
+            rounds=instruction.round + 1,
+            batch_size=instruction.batch_size,
+            lr=instruction.lr,
+            epochs=instruction.epochs,
+            participation_probability=1.0 if instruction.trains else 0.0,
+            seed=instruction.seed,
             classes=self.classes,
         )
         federation = SimulatedFederation(env, data, model=self.model, dtype=self.dtype)
         request = TrainRequest(
-            assignment.run,
-            assignment.round,
+            instruction.run,
+            instruction.round,
             model,
-            assignment.update.rule(),
-            frozenset(assignment.needs),
-            None if assignment.outer is None else OuterLoss(assignment.outer),
-            assignment.path_gradient,
-            scales=(assignment.inside, assignment.after),
-            class_weights=arrays.get("class_weights"),
+            instruction.optimizer,
+            frozenset(instruction.required_metrics),
+            instruction.outer,
+            instruction.path_gradient,
+            broadcast=Broadcast(instruction.step_scale, instruction.update_scale, arrays.get("class_weights")),
+            curvature=instruction.curvature,
         )
         return federation, request
 
 
 def _array(arrays: Arrays, name: str) -> Tensor:
     if name not in arrays:
-        raise InputError(f"the request comes without the array '{name}'.")
+        raise InputError(f"the message comes without the array '{name}'.")
     return arrays[name]

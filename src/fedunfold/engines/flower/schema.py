@@ -1,49 +1,75 @@
-"""What one client is told and what it answers, in plain values: no network here."""
+"""What is sent to one client and what it replies, in plain values: no network here."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
-import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
 from fedunfold.config.schema import BatchSize
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Need
-from fedunfold.core.settings import Count, Natural, Settings
-from fedunfold.core.task import OuterName
+from fedunfold.core.messages import Metric
+from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
+from fedunfold.core.registry import Registry
+from fedunfold.core.settings import Count, Natural, Settings, shown
 from fedunfold.io.limits import EPOCHS, ROUNDS
-from fedunfold.local.optimizers import LocalOptimizer
 
-MessageType = Literal["register", "train", "backprop", "outer", "evaluate", "measure", "inner"]
+MessageType = Literal["register", "train", "vjp", "outer_loss", "evaluate", "measure", "inner_products"]
 SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
+Kind = TypeVar("Kind", bound=Part)
 
 
-class UpdateRule(Settings):
-    """A `LocalOptimizer`, checked on arrival."""
+def _received(registry: Registry[Kind]) -> Callable[[Any], Kind]:
+    """Make a part from its name and settings, as a client receives them; one that is made already stays as it is."""
 
-    name: str
-    mu: float = Field(default=0.0, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    normalise_steps: bool = False
-    accumulate: bool = False
+    def make(given: Any) -> Kind:
+        if isinstance(given, Part):
+            return given  # type: ignore[return-value]  # the registry of the field says which kind
+        if not (isinstance(given, dict) and isinstance(name := given.get("name"), str)):
+            raise InputError(f"must be a name and settings, got {shown(given)}")
+        if name not in registry.names():
+            raise InputError(
+                f"this client has no {registry.kind} {shown(name)}, which the server uses; install the package that "
+                "provides it here too"
+            )
+        try:
+            return registry.make(**given)
+        except InputError:
+            raise
+        except (TypeError, ValueError) as error:  # a factory may do anything with settings of the wrong type
+            raise InputError(f"{registry.kind} {shown(name)} cannot be made: {error}") from error
 
-    @classmethod
-    def of(cls, update: LocalOptimizer) -> "UpdateRule":
-        return cls(**asdict(update))
+    return make
 
-    def rule(self) -> LocalOptimizer:
-        return LocalOptimizer(**self.model_dump())
+
+def _describe(part: Part) -> dict[str, Any]:
+    return part.describe()
+
+
+Optimizer = Annotated[LocalOptimizer, PlainValidator(_received(LOCAL_OPTIMIZERS)), PlainSerializer(_describe)]
+Outer = Annotated[OuterLoss, PlainValidator(_received(OUTER_LOSSES)), PlainSerializer(_describe)]
 
 
 class TrainInstruction(Settings):
-    """Everything a client needs for one round beside its data and the model: it keeps nothing in between.
+    """Everything a client needs for one round beside its data and the model: it stores nothing between messages.
 
-    `trains` is False for a client that counts as absent and only tells its losses at w^(t). `inside` and `after`
-    are its scales of the update, which depend on who else is there.
+    Attributes:
+        run: Names the randomness.
+        round: t, from 0.
+        seed: The federation's.
+        lr: η.
+        batch_size: B.
+        epochs: E_k.
+        optimizer: The local optimiser; on the wire its name and settings.
+        required_metrics: What to report beside the update.
+        outer: The outer loss, where one is wanted; on the wire its name and settings.
+        path_gradient: Whether its gradient along local training is wanted too.
+        curvature: Whether the backward pass counts the curvature of the training loss.
+        trains: False for a client that counts as absent and only reports its losses at w^(t).
+        step_scale: c_k, which depends on the other clients of the cohort.
+        update_scale: The factor on w_k − w^(t), which does so too.
     """
 
     run: str
@@ -52,63 +78,44 @@ class TrainInstruction(Settings):
     lr: float = Field(gt=0)
     batch_size: BatchSize
     epochs: Annotated[Count, AfterValidator(EPOCHS.check)]
-    update: UpdateRule
-    needs: tuple[Need, ...] = ()
-    outer: OuterName | None = None
+    optimizer: Optimizer
+    required_metrics: tuple[Metric, ...] = ()
+    outer: Outer | None = None
     path_gradient: bool = False
+    curvature: bool = True
     trains: bool = True
-    inside: float = 1.0
-    after: float = 1.0
+    step_scale: float = 1.0
+    update_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class ClientDescription:
-    """What a client says of itself once: its key, its samples by class, and the shape of a row."""
+    """What a client says of itself once, when it registers.
 
-    key: str
+    Attributes:
+        client_id: Its name in the federation.
+        label_counts: How many samples of each class it has.
+        feature_shape: The shape of one sample.
+    """
+
+    client_id: str
     label_counts: tuple[int, ...]
-    features: tuple[int, ...]
+    feature_shape: tuple[int, ...]
 
     @property
-    def samples(self) -> int:
+    def num_examples(self) -> int:
+        """N_k."""
         return sum(self.label_counts)
 
 
 @dataclass(frozen=True)
 class ClientReply:
-    """A client's answer: numbers and arrays by name."""
+    """A client's reply.
+
+    Attributes:
+        metrics: Numbers by name.
+        arrays: Arrays by name.
+    """
 
     metrics: Mapping[str, float]
     arrays: Arrays
-
-
-def checked(reply: ClientReply, expected: Mapping[str, Tensor], numbers: set[str], unasked: set[str]) -> ClientReply:
-    """The reply, if it has exactly these arrays, like the expected ones, and these numbers, all of them possible.
-
-    NaN is let through in `unasked` numbers alone.
-    """
-    if set(reply.arrays) != set(expected):
-        raise InputError(f"has arrays {_names(reply.arrays)} in place of {_names(expected)}")
-    for name, like in expected.items():
-        array = reply.arrays[name]
-        if array.shape != like.shape or array.dtype != like.dtype:
-            raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not as the model")
-        # Also where its numbers are too large to be added up.
-        if like.is_floating_point() and not bool(torch.isfinite(array.norm())):
-            raise InputError(f"has a NaN, infinite or far too large value in '{name}'")
-    if set(reply.metrics) != numbers:
-        raise InputError(f"has numbers {_names(reply.metrics)} in place of {_names(numbers)}")
-    for name, value in reply.metrics.items():
-        if not (possible(name, value) or (name in unasked and math.isnan(value))):
-            raise InputError(f"has {value} for '{name}'")
-    return reply
-
-
-def possible(name: str, value: float) -> bool:
-    """Whether a client can mean it: losses are not negative, an accuracy lies between 0 and 1, all are finite."""
-    lowest = -math.inf if name == "inner" else 0
-    return math.isfinite(value) and lowest <= value <= (1 if name == "accuracy" else math.inf)
-
-
-def _names(names: Any) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -1,214 +1,237 @@
 """The `Federation` contract where the server sees sums of vectors and single numbers, never one client's vector.
 
-| what            | open                          | private                                        |
+| what            | open                          | secure                                         |
 |-----------------|-------------------------------|------------------------------------------------|
 | aggregation     | Δ_k, from which Σ_k Θ_k Δ_k     | the secure sum Σ_k Θ_k Δ_k                     |
 | gradient of Θ   | ⟨λ, Δ_k⟩ from the Δ_k it has    | the numbers ⟨λ, Δ_k⟩, by the clients            |
 | adjoint         | every client's part           | their secure sum                               |
 | outer gradients | every client's                | their secure sum                               |
 
-Clients make the round again from its seed whenever they are asked about it, and keep nothing of it.
+Clients repeat the round from its seed for every message about it, and store nothing of it.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import ClientUpdates, Evaluation, HiddenSum, OuterLossResult, TrainRequest
-from fedunfold.core.params import ModelFactory
-from fedunfold.engines.flower.schema import ClientReply, checked
-from fedunfold.engines.flower.secagg.server import Exchange, SecureSum, Summed, SumTerm
-from fedunfold.engines.flower.server import Channel, RemoteFederation
+from fedunfold.core.messages import ClientUpdates, OuterLossResult, OuterTerms, TrainRequest
+from fedunfold.core.participation import Participation
+from fedunfold.engines.flower.replies import expected_reply, merge_replies
+from fedunfold.engines.flower.schema import ClientReply
+from fedunfold.engines.flower.secagg.protocol import SummedMessage
+from fedunfold.engines.flower.secagg.server import Exchange, SumProtocol, SumResult, SumTerm
+from fedunfold.engines.flower.server import RemoteFederation, Transport
 
-log = logging.getLogger("fedunfold")
-
-Task = tuple[Literal["train", "backprop", "outer"], str]
-"""Which verb a client follows, and which array of its answer it adds to a sum."""
-OUTER_GRADIENT: Task = ("train", "outer_gradient")
+Term = tuple[SummedMessage, str]
+"""Which message a client follows, and which array of its reply it adds to a sum."""
+OUTER_GRADIENT: Term = ("train", "outer_gradient")
 
 
-class SecureChannel(Channel, Protocol):
-    """A channel that also carries the letters of a secure sum."""
+class SecureTransport(Transport, Protocol):
+    """A transport that also carries the messages of a secure sum."""
 
     @property
-    def exchange(self) -> Exchange: ...
+    def exchange(self) -> Exchange:
+        """Carries a record to each of several clients, and brings back theirs."""
+        ...
 
 
-class PrivateFederation(RemoteFederation):
-    """Clients behind a channel, of whose vectors the server learns sums only (docs/secure.md).
+class SecureFederation(RemoteFederation):
+    """Clients behind a transport, of whose vectors the server learns sums only (docs/secure.md).
 
     The rule and the algorithm must do with that: no gradients of single clients, as fedadp needs them, no `remember`,
-    no screening by norm and no aggregation but the mean. What is screened are the numbers clients tell. A client that
-    is lost while a sum is made counts as absent; with fewer than a majority left there is no sum, and the run stops.
+    no filter by norm and no aggregator but the mean. What is checked are the numbers clients report. A client that
+    drops out of a sum counts as absent; with fewer than a majority left there is no sum, and the run stops.
+
+    Args:
+        transport: Carries messages to the clients, those of secure sums too.
+        *more: As for `RemoteFederation`.
+        **named: As for `RemoteFederation`.
     """
 
-    def __init__(
-        self,
-        channel: SecureChannel,
-        environment: Environment,
-        model: ModelFactory,
-        evaluate: Callable[[Tensor], Evaluation] | None,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(channel, environment, model, evaluate, dtype=dtype)
-        self._exchange = channel.exchange
+    def __init__(self, transport: SecureTransport, *more: Any, **named: Any) -> None:
+        super().__init__(transport, *more, **named)
+        self._exchange = transport.exchange
         # By run and round: absent clients whose outer loss has been counted, and whose gradient is still to come.
-        self._told: dict[tuple[str, int], list[str]] = {}
+        self._pending: dict[tuple[str, int], list[str]] = {}
 
-    def train(self, request: TrainRequest) -> ClientUpdates:
+    def weighted_updates(self, request: TrainRequest, client_ids: Sequence[str], weights: Sequence[float]) -> SumResult:
+        """Σ_k c_k (w_k − w^(t)) over these clients, or those of them that get through."""
+        terms: dict[str, Term] = dict.fromkeys(client_ids, ("train", "updates"))
+        weight_of = dict(zip(client_ids, weights, strict=True))
+        return self._sum(request, terms, self._participation(request), weights=weight_of)
+
+    def inner_products(self, request: TrainRequest, client_ids: Sequence[str], vector: Tensor) -> dict[str, float]:
+        """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
+        adjoints = dict.fromkeys(client_ids, vector)
+        participation = self._participation(request)
+        replies = self._request("inner_products", request, client_ids, participation, adjoints=adjoints)
+        return {client_id: reply.metrics["inner_product"] for client_id, reply in replies.items()}
+
+    # --- one run -----------------------------------------------------------------------------------------
+
+    def _train(self, request: TrainRequest) -> ClientUpdates:
         _refuse_single_vectors(request)
-        drawn = self._present(request)
-        asked = self._asked(request, drawn)
-        outer, gradient = self._outer_along_the_way(request), None
-        answers: Mapping[str, ClientReply]
-        refused: dict[str, str] = {}
-        if outer and request.path_gradient and asked:
-            found = self._summed(request, dict.fromkeys(asked, OUTER_GRADIENT), drawn)
-            answers, gradient = found.replies, self._vector(found)
+        participation, rejected = self._participation(request), dict[str, str]()
+        recipients = self._recipients(request, participation)
+        along_path, gradient = request.outer_along_path is not None, None
+        replies: Mapping[str, ClientReply]
+        if along_path and request.path_gradient and recipients:
+            found = self._sum(request, dict.fromkeys(recipients, OUTER_GRADIENT), participation)
+            replies, gradient = found.replies, self._vector(found)
         else:
-            answers = self._ask("measure", request, asked, present=drawn, refused=refused)
-        report = self._merged(request, drawn, answers, refused)
-        if outer and not request.path_gradient:
-            away = [key for key, is_there in zip(self._keys, drawn, strict=True) if not is_there and key in answers]
-            if bool(report.present.any()):
-                # In one sum with the others' part of the adjoint: few are away, and a sum of few hides little.
-                self._told[request.run, request.round] = away
-            elif away:
-                gradient = self._vector(self._summed(request, dict.fromkeys(away, OUTER_GRADIENT), drawn))
-        hidden = PrivateUpdates(self, _plain(request), report.present)
-        return replace(report, outer_gradient=gradient, hidden=hidden)
+            replies = self._request("measure", request, recipients, participation, rejected=rejected)
+        steps = self._num_steps(request.round)
+        report = merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
+        if along_path and not request.path_gradient:
+            absent = [client_id for client_id in self._named(participation.absent) if client_id in replies]
+            if bool(report.participated.any()):
+                # In one sum with the others' part of the adjoint: few are absent, and a sum of few hides little.
+                self._pending[request.run, request.round] = absent
+            elif absent:
+                gradient = self._vector(self._sum(request, dict.fromkeys(absent, OUTER_GRADIENT), participation))
+        updates = SecureUpdates(self, _update_alone(request), torch.nonzero(report.participated).flatten())
+        return replace(report, outer=OuterTerms(report.outer.loss, gradient), updates=updates)
 
-    def backprop(self, request: TrainRequest, present: Tensor, adjoints: Tensor) -> Tensor:
-        there = [key for key, is_there in zip(self._keys, present.tolist(), strict=True) if is_there]
-        away = self._told.pop((request.run, request.round), ())
-        tasks: dict[str, Task] = dict.fromkeys(there, ("backprop", "adjoint"))
-        tasks |= dict.fromkeys(away, OUTER_GRADIENT)
-        rows = dict(zip(there, adjoints, strict=True))
-        found = self._summed(request, tasks, self._present(request), adjoints=rows)
-        if missing := [key for key in tasks if key not in found.replies]:
-            log.warning("round %d: the adjoint goes on without %s", request.round, ", ".join(missing))
+    def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
+        trained = self._named(participated.numpy())
+        terms: dict[str, Term] = dict.fromkeys(trained, ("vjp", "adjoint"))
+        terms |= dict.fromkeys(self._pending.pop((request.run, request.round), ()), OUTER_GRADIENT)
+        rows = dict(zip(trained, adjoints, strict=True))
+        found = self._sum(request, terms, self._participation(request), adjoints=rows)
+        self._warn_of_missing(request, list(terms), found.replies)
         return self._vector(found)
 
-    def outer(self, request: TrainRequest) -> OuterLossResult:
-        tasks: dict[str, Task] = dict.fromkeys(self._keys, ("outer", "gradient"))
-        found = self._summed(request, tasks, np.ones(len(self._keys), dtype=bool))
-        return OuterLossResult(
-            sum(reply.metrics["outer_loss"] for reply in found.replies.values()), self._vector(found)
-        )
-
-    def weighted_updates(self, request: TrainRequest, keys: Sequence[str], weights: Sequence[float]) -> Summed:
-        """Σ_k c_k (w_k − w^(t)) over these clients, or those of them that get through."""
-        tasks: dict[str, Task] = dict.fromkeys(keys, ("train", "updates"))
-        return self._summed(request, tasks, self._present(request), weights=dict(zip(keys, weights, strict=True)))
-
-    def inner_products(self, request: TrainRequest, keys: Sequence[str], vector: Tensor) -> dict[str, float]:
-        """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
-        adjoints = dict.fromkeys(keys, vector)
-        answers = self._ask("inner", request, keys, present=self._present(request), adjoints=adjoints)
-        return {key: answer.metrics["inner"] for key, answer in answers.items()}
+    def _outer_loss(self, request: TrainRequest) -> OuterLossResult:
+        terms: dict[str, Term] = dict.fromkeys(self._client_ids, ("outer_loss", "gradient"))
+        found = self._sum(request, terms, self._everybody)
+        loss = sum(reply.metrics["outer_loss"] for reply in found.replies.values())
+        return OuterLossResult(loss, self._vector(found))
 
     # --- sums --------------------------------------------------------------------------------------------
 
-    def _summed(
+    def _sum(
         self,
         request: TrainRequest,
-        tasks: Mapping[str, Task],
-        present: np.ndarray,
+        terms: Mapping[str, Term],
+        participation: Participation,
         *,
         weights: Mapping[str, float] | None = None,
         adjoints: Mapping[str, Tensor] | None = None,
-    ) -> Summed:
-        """The sum over clients of what each is to compute, and to weigh."""
+    ) -> SumResult:
+        """The sum over clients of what each is to compute, times its weight."""
         masked = {"masked": torch.empty(len(request.model), dtype=torch.int64)}
-        messages = self._messages(request, list(tasks), present, adjoints)
+        messages = self._messages(request, list(terms), participation, adjoints)
         parts = {}
-        for key, (verb, array) in tasks.items():
-            assignment, arrays = messages[key]
-            _, numbers, unasked = self._expected(verb, request, assignment)
+        for client_id, (message_type, array) in terms.items():
+            instruction, arrays = messages[client_id]
+            expected = replace(expected_reply(message_type, request, trains=instruction.trains), arrays=masked)
+            weight = 1.0 if weights is None else weights[client_id]
+            parts[client_id] = SumTerm(message_type, array, instruction, arrays, expected.check, weight)
+        return SumProtocol(self._exchange, self.failures, f"round {request.round}").run(parts)
 
-            def check(reply: ClientReply, numbers: set[str] = numbers, unasked: set[str] = unasked) -> ClientReply:
-                return checked(reply, masked, numbers, unasked)
-
-            parts[key] = SumTerm(verb, array, assignment, arrays, check, 1.0 if weights is None else weights[key])
-        return SecureSum(self._exchange, self.faults, f"round {request.round}").of(parts)
-
-    def _vector(self, found: Summed) -> Tensor:
+    def _vector(self, found: SumResult) -> Tensor:
         return torch.from_numpy(found.total).to(self._dtype)
 
 
 @dataclass(frozen=True)
-class PrivateUpdates:
-    """A round's updates, which stay with the clients."""
+class SecureUpdates:
+    """A round's updates, which stay with the clients.
 
-    federation: PrivateFederation
+    Attributes:
+        federation: The clients.
+        request: The round, with nothing reported beside the update.
+        clients: Indices of the clients they come from, [n].
+    """
+
+    federation: SecureFederation
     request: TrainRequest
-    present: Tensor
+    clients: Tensor
 
-    def weighted_sum(self, coefficients: Tensor) -> HiddenSum:
-        clients = torch.nonzero(self.present).flatten()
-        nothing = torch.zeros_like(self.request.model)
-        if not len(clients):
-            return PrivateSum(self, clients, coefficients[clients], nothing)
-        keys = self.keys(clients)
-        found = self.federation.weighted_updates(self.request, keys, coefficients[clients].tolist())
-        entered = torch.tensor([key in found.replies for key in keys])
-        total = torch.from_numpy(found.total).to(nothing)
-        return PrivateSum(self, clients[entered], coefficients[clients[entered]], total)
+    @property
+    def rows(self) -> Tensor:
+        """Refused: single updates are not revealed."""
+        raise InputError(
+            "secure aggregation reveals no update of a single client; use their weighted sum, or run without it."
+        )
 
-    def keys(self, clients: Tensor) -> list[str]:
-        return [self.federation.clients[k].key for k in clients.tolist()]
+    def weighted_sum(self, coefficients: Tensor) -> "SecureSum":
+        """Their sum with coefficients c [K], over those of the clients that get through."""
+        clients, chosen = self.clients, coefficients[self.clients]
+        total = torch.zeros_like(self.request.model)
+        if len(clients):
+            client_ids = self.client_ids(clients)
+            found = self.federation.weighted_updates(self.request, client_ids, chosen.tolist())
+            entered = torch.tensor([client_id in found.replies for client_id in client_ids])
+            clients, chosen, total = clients[entered], chosen[entered], torch.from_numpy(found.total).to(total)
+        return SecureSum(self, clients, chosen, total)
+
+    def inner_products(self, vector: Tensor) -> Tensor:
+        """Refused: which clients are meant is known only after a sum."""
+        raise InputError(
+            "inner products of secure updates are computed for those that entered a sum; take those of their weighted "
+            "sum."
+        )
+
+    def client_ids(self, clients: Tensor) -> list[str]:
+        """Ids of clients by index."""
+        return [self.federation.clients[k].client_id for k in clients.tolist()]
 
 
 @dataclass(frozen=True)
-class PrivateSum:
-    """Σ_k c_k Δ_k over `clients`, with their c."""
+class SecureSum:
+    """Σ_k c_k Δ_k over the clients that entered it.
 
-    updates: PrivateUpdates
+    Attributes:
+        updates: The updates.
+        clients: Indices of the clients, [n].
+        coefficients: Their c_k, [n].
+        total: The sum, [d].
+    """
+
+    updates: SecureUpdates
     clients: Tensor
     coefficients: Tensor
     total: Tensor
 
-    def along(self, vector: Tensor) -> Tensor:
-        """⟨v, Δ_k⟩. What clients that do not answer would have said is in the sum: Σ_k c_k ⟨v, Δ_k⟩ = ⟨v, Σ_k c_k Δ_k⟩.
+    def inner_products(self, vector: Tensor) -> Tensor:
+        """⟨v, Δ_k⟩, [n].
 
-        For one such client that is its own number; several count with the mean of theirs.
+        Those of clients that do not answer follow from the sum: Σ_k c_k ⟨v, Δ_k⟩ = ⟨v, Σ_k c_k Δ_k⟩. For one such
+        client that is its own number; several count with the mean of theirs.
         """
-        keys, source = self.updates.keys(self.clients), self.updates
-        found = source.federation.inner_products(source.request, keys, vector) if keys else {}
-        along = torch.tensor([found.get(key, 0.0) for key in keys], dtype=torch.float64)
-        silent = torch.tensor([key not in found for key in keys], dtype=torch.bool)
-        owed = self.coefficients[silent].sum()
-        if bool(owed > 0):
-            along[silent] = (float(self.total @ vector) - self.coefficients @ along) / owed
-        return along
+        source, client_ids = self.updates, self.updates.client_ids(self.clients)
+        found = source.federation.inner_products(source.request, client_ids, vector) if client_ids else {}
+        products = torch.tensor([found.get(client_id, 0.0) for client_id in client_ids], dtype=torch.float64)
+        missing = torch.tensor([client_id not in found for client_id in client_ids], dtype=torch.bool)
+        weight = self.coefficients[missing].sum()
+        if bool(weight > 0):
+            products[missing] = (float(self.total @ vector) - self.coefficients @ products) / weight
+        return products
 
 
-def _plain(request: TrainRequest) -> TrainRequest:
+def _update_alone(request: TrainRequest) -> TrainRequest:
     """The same local training, with nothing reported beside the update."""
-    return replace(request, needs=frozenset(), outer=None, path_gradient=False)
+    return replace(request, required_metrics=frozenset(), outer=None, path_gradient=False)
 
 
 def _refuse_single_vectors(request: TrainRequest) -> None:
-    if "gradients" in request.needs:
+    if "gradients" in request.required_metrics:
         raise InputError(
-            "a private federation shows no gradients of single clients, which rules such as fedadp need; choose size, "
-            "uniform, fixed, dr, fedfa or learned weights, or run without private."
+            "secure aggregation reveals no gradients of single clients, which rules such as fedadp need; choose size, "
+            "uniform, fixed, dr, fedfa or learned weights, or run without it."
         )
-    if request.keeps_updates:
+    if request.stores_updates:
         raise InputError(
-            "a private federation shows no updates of single clients, which the server keeps under 'remember'; choose "
-            "keep or drop for absent clients, or run without private."
+            "secure aggregation reveals no updates of single clients, which the server stores under 'remember'; choose "
+            "keep or drop for absent clients, or run without it."
         )
     if request.compares_updates:
         raise InputError(
-            "a private federation shows no updates of single clients, which the screening by norm and the aggregations "
-            "median, trimmed and krum compare; choose screen 'finite' and the mean, or run without private."
+            "secure aggregation reveals no updates of single clients, which the filter by norm and the aggregators "
+            "median, trimmed-mean and krum compare; choose the filter 'finite' and the mean, or run without it."
         )

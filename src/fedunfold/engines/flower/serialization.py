@@ -1,12 +1,13 @@
 """Arrays as they come off the wire, and a model's named arrays as one vector and back.
 
-What a client sends is looked at before anything is allocated for it: the header of a numpy file says how large it
-is, and has to agree with the bytes that came and with what was asked for.
+What a client sends is checked before anything is allocated for it: the header of a numpy file says how large it is,
+and has to agree with the bytes that came and with what was requested.
 """
 
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -16,6 +17,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.params import ParamLayout
 from fedunfold.data.npz import read_header
 
 Shape = tuple[int, ...]
@@ -50,50 +52,47 @@ def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Names, shapes and types of a model's arrays, as the server sent them first.
+class RecordLayout:
+    """A model's arrays as the server sent them first.
 
-    Floating-point arrays are what is averaged, running statistics at the end; the others (counters) are carried
-    along as they are.
+    Floating-point arrays are what is averaged, buffers at the end; the others (counters) are carried along as they are.
+
+    Attributes:
+        shapes: Shape of each array.
+        types: Type of each array.
     """
 
     shapes: dict[str, Shape]
     types: dict[str, np.dtype[Any]]
 
     @classmethod
-    def of(cls, record: ArrayRecord) -> "Layout":
+    def of(cls, record: ArrayRecord) -> "RecordLayout":
+        """The layout of a record; one without anything to average is refused."""
         arrays = {name: array.numpy() for name, array in record.items()}
         layout = cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
-        if not layout._averaged():
+        if not layout._averaged:
             raise InputError("the initial arrays hold no floating-point numbers to average.")
         return layout
 
     def read(self, record: ArrayRecord) -> tuple[Tensor, dict[str, Array]]:
-        """(the averaged arrays one after the other, the others); refused where it is made otherwise than the first."""
+        """The averaged arrays as one vector, and the others.
+
+        Args:
+            record: Arrays of a client; refused where names, shapes or types are not this layout's.
+        """
         if set(record) != set(self.shapes):
             odd = sorted(set(record) ^ set(self.shapes))
             raise InputError(f"has other arrays than were sent ('{odd[0]}')")
-        wide = any(self.types[name] == np.float64 for name in self._averaged())
-        pieces, others = [], {}
-        others_last = [*self._averaged(), *(name for name in self.shapes if self.types[name].kind != "f")]
-        for name in others_last:
-            shape, values = self.shapes[name], read_array(record[name], name)
-            averaged = self.types[name].kind == "f"
-            if values.shape != shape or (values.dtype.kind != "f" if averaged else values.dtype != self.types[name]):
-                raise InputError(
-                    f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of "
-                    f"{list(shape)} and {self.types[name]}"
-                )
-            if averaged:
-                pieces.append(torch.from_numpy(values.reshape(-1)).to(torch.float64 if wide else torch.float32))
-            else:
-                others[name] = record[name]
-        return torch.cat(pieces), others
+        arrays = {name: self._checked(record[name], name) for name in self.shapes}
+        wide = any(self.types[name] == np.float64 for name in self._averaged)
+        dtype = torch.float64 if wide else torch.float32
+        pieces = [torch.from_numpy(arrays[name].reshape(-1)).to(dtype) for name in self._averaged]
+        return torch.cat(pieces), {name: record[name] for name in self.shapes if name not in self._averaged}
 
-    def record(self, flat: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
+    def record(self, model: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
         """The vector as named arrays, in the types they came in, with the others beside them."""
-        sizes = [prod(self.shapes[name]) for name in self._averaged()]
-        pieces = dict(zip(self._averaged(), torch.split(flat, sizes), strict=True))
+        sizes = [prod(self.shapes[name]) for name in self._averaged]
+        pieces = dict(zip(self._averaged, torch.split(model, sizes), strict=True))
         return ArrayRecord(
             {
                 name: Array(pieces[name].numpy().astype(self.types[name]).reshape(shape))
@@ -103,15 +102,29 @@ class Layout:
             }
         )
 
-    @property
-    def statistics(self) -> int:
-        """How many numbers at the end of the vector are running statistics."""
-        return sum(prod(self.shapes[name]) for name in self._averaged() if _is_running(name))
+    def _checked(self, array: Array, name: str) -> np.ndarray:
+        values, shape, dtype = read_array(array, name), self.shapes[name], self.types[name]
+        fits = values.dtype.kind == "f" if dtype.kind == "f" else values.dtype == dtype
+        if values.shape != shape or not fits:
+            raise InputError(
+                f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of {list(shape)} and "
+                f"{dtype}"
+            )
+        return values
 
+    @cached_property
+    def params(self) -> ParamLayout:
+        """What the entries of the vector are."""
+        buffers = tuple(name for name in self._averaged if _is_buffer(name))
+        names = tuple(name for name in self._averaged if name not in buffers)
+        shapes, buffer_shapes = (tuple(torch.Size(self.shapes[name]) for name in some) for some in (names, buffers))
+        return ParamLayout(names, shapes, buffers, buffer_shapes)
+
+    @cached_property
     def _averaged(self) -> list[str]:
-        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=_is_running)
+        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=_is_buffer)
 
 
-def _is_running(name: str) -> bool:
-    """By the names that torch gives to the statistics of its normalisation layers."""
+def _is_buffer(name: str) -> bool:
+    """By the names that torch gives to the running statistics of its normalisation layers."""
     return name.rpartition(".")[2] in ("running_mean", "running_var")

@@ -4,9 +4,9 @@
     strategy = WeightedStrategy(fu.fedadp())
     result = strategy.start(grid, initial_arrays, num_rounds=10)
 
-It stands where `FedAvg` stood. Clients need no change: a client is known by the id of its node and counts with
-the examples of its first reply. With `introduce` in the client app it has a key that outlives a restart, and
-its size is said once, when it registers; `remember` and learned weights need that.
+It takes the place of `FedAvg`. Clients need no change: a client is known by the id of its node and counts with the
+examples of its first reply. With `add_registration` in the client app it has an id that outlives a restart, and its
+size is fixed when it registers; `remember` and learned weights need that.
 """
 
 import logging
@@ -21,33 +21,33 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
-from fedunfold.aggregation.absent import Absent
-from fedunfold.aggregation.robust import Aggregator
-from fedunfold.aggregation.screening import UpdateFilter
-from fedunfold.core.errors import FedunfoldError, InputError
-from fedunfold.core.federation import ClientUpdates, Need
-from fedunfold.engines.flower.faults import Faults
-from fedunfold.engines.flower.schema import possible
-from fedunfold.engines.flower.serialization import Layout
-from fedunfold.engines.flower.wire import MAX_SAMPLES, MESSAGE_TYPES, read_registration
+from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usable
+from fedunfold.aggregation.server_round import ServerState, aggregate
+from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
+from fedunfold.core.errors import FederationError, FedunfoldError, InputError
+from fedunfold.core.messages import ClientUpdates, Metric, OpenUpdates
+from fedunfold.core.parts import Aggregator, ServerOptimizer
+from fedunfold.engines.flower.failures import Failures
+from fedunfold.engines.flower.replies import client_metrics, is_possible
+from fedunfold.engines.flower.serialization import RecordLayout
+from fedunfold.engines.flower.wire import flower_type, read_registration
+from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule
-from fedunfold.server.optimizers import ServerOptimizer
-from fedunfold.training.loop import Algorithm, Server, aggregate
-from fedunfold.training.methods import learned_method
+from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule, decide
 
 log = logging.getLogger("fedunfold")
 
-REPORTED: Mapping[Need, str] = {"loss": "loss", "start_loss": "start_loss", "accuracy": "accuracy"}
-"""Under which name in a reply's metrics a strategy looks for what its rule needs."""
+METRIC_NAMES: Mapping[Metric, str] = {"loss": "loss", "start_loss": "start_loss", "accuracy": "accuracy"}
+"""Under which name in a reply's metrics a strategy looks for what its rule requires."""
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """A reply that is what was asked for: the client's update and counters, and what it reported for the rule."""
+class _Update:
+    """A reply that can be used: the client's update and counters, and what it reported for the rule."""
 
-    update: Tensor
+    delta: Tensor
     others: Mapping[str, Array]
     numbers: Mapping[str, float]
     metrics: MetricRecord
@@ -55,30 +55,46 @@ class _Answer:
 
 @dataclass
 class _Run:
-    """What the strategy knows since `start`. Clients stay in the order they were first seen in."""
+    """What the strategy knows since `start`."""
 
-    layout: Layout
-    server: Server
+    layout: RecordLayout
+    server: ServerState
     others: Mapping[str, Array]
-    state: State = None
+    rule_state: State = None
     round: int = 0
-    asked: tuple[int, ...] = ()
-    lengths: list[Tensor] = field(default_factory=list)
+    sampled: tuple[int, ...] = ()
+    log_norms: list[Tensor] = field(default_factory=list)
 
 
 class WeightedStrategy(FedAvg):
-    """Average clients by a weighting rule instead of by what they say they have.
+    """Average clients by a weighting rule instead of by the sizes they report.
 
-    `rule` is any of fedunfold's, learned weights included, or a function of your own; `server` any of its server
-    optimisers; `absent` says what becomes of clients that did not answer ("drop" where nothing is said). Learned
-    weights bring the server, absence and step sizes they were learned for. `screen="norm"` sets aside updates that are
-    far too long (`screening`), `aggregate` puts the others together in a robust way (`robust`). `reported` maps what
-    the rule needs (loss, start_loss, accuracy) to the names your clients use for it. Other arguments are `FedAvg`'s,
-    but for its functions that aggregate metrics: these are means, weighted as the models are (training) or by size.
+    The clients sampled for a round are those that are sent a train message; weights are over these. A reply that is an
+    error, has other arrays than were sent, values that are not finite, or lacks what the rule requires is rejected: it
+    is logged with the client's id, counted in `failures`, and its client is absent in that round. A round of which the
+    rule or the server can make nothing leaves the model as it is.
 
-    A reply that is an error, has other arrays than were sent, values that are not finite, or lacks what the rule
-    needs is set aside: it is logged with the client's key, counted in `faults`, and its client is absent in that
-    round. A round the rule or the server cannot make anything of leaves the model as it is.
+    Args:
+        rule: Any of fedunfold's rules, learned weights included, or a function of your own; size by default.
+        server: A server optimiser.
+        absent: What becomes of sampled clients that did not answer; "drop" by default. Learned weights bring the
+            server, absence and step sizes they were learned for.
+        filter: With "norm", updates whose norm is far too large are rejected (`aggregation.screening`).
+        aggregator: How the others become one direction (`aggregation.robust`).
+        metric_names: Under which names your clients report what the rule requires (loss, start_loss, accuracy).
+        registration_timeout: Seconds a new node may take to register.
+        **settings: `FedAvg`'s, but for its functions that aggregate metrics: these are means, weighted as the models
+            are (training) or by size.
+
+    Attributes:
+        rule: The weighting rule.
+        algorithm: What the server does with the updates.
+        failures: What went wrong with clients.
+        weights: Θ of every round over the clients sampled for it, by client id; empty where a round was skipped.
+
+    >>> import fedunfold as fu
+    >>> WeightedStrategy(fu.uniform(), absent="remember").algorithm.absent
+    'remember'
     """
 
     def __init__(
@@ -87,9 +103,9 @@ class WeightedStrategy(FedAvg):
         *,
         server: ServerOptimizer | None = None,
         absent: Absent | None = None,
-        screen: UpdateFilter | None = None,
-        aggregate: Aggregator | None = None,
-        reported: Mapping[Need, str] | None = None,
+        filter: UpdateFilter | None = None,
+        aggregator: Aggregator | None = None,
+        metric_names: Mapping[Metric, str] | None = None,
         registration_timeout: float = 30.0,
         **settings: Any,
     ) -> None:
@@ -99,29 +115,38 @@ class WeightedStrategy(FedAvg):
         self.rule = as_rule(rule or size())
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
-            learned_for = learned_method(self.rule).algorithm
-        changes: dict[str, Any] = {"server": server, "absent": absent, "screen": screen, "aggregate": aggregate}
+            learned_for = self.rule.algorithm
+        changes: dict[str, Any] = {"server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
-        self.faults = Faults()
+        self.failures = Failures()
         self.weights: list[dict[str, float]] = []
-        self._names = {**REPORTED, **(reported or {})}
+        self._metric_names = {**METRIC_NAMES, **(metric_names or {})}
         self._registration_timeout = registration_timeout
-        self._keys: dict[int, str] = {}
-        self._samples: dict[str, int] = {}
+        self._client_ids: dict[int, str] = {}
+        self._num_examples: dict[str, int] = {}
         self._run: _Run | None = None
 
     def summary(self) -> None:
+        """Log how clients are weighted, and FedAvg's settings."""
         log.info("weights by %s, absent clients: %s", self.rule.name, self.algorithm.absent)
         super().summary()
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **named: Any) -> Result:
-        """Run the rounds, from scratch: nothing of an earlier start is left."""
+        """Run the rounds, from scratch: nothing of an earlier start is left.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: The initial model.
+            num_rounds: T.
+            *more: `FedAvg`'s.
+            **named: `FedAvg`'s.
+        """
         if isinstance(self.rule, LearnedWeights) and num_rounds > len(self.rule.weights):
             raise InputError(f"the weights were learned for {len(self.rule.weights)} rounds; run as many or fewer.")
-        layout = Layout.of(initial_arrays)
+        layout = RecordLayout.of(initial_arrays)
         model, others = layout.read(initial_arrays)
-        self._run = _Run(layout, Server.start(model, self.algorithm), others)
-        self.faults, self.weights, self._keys, self._samples = Faults(), [], {}, {}
+        self._run = _Run(layout, ServerState.start(model, self.algorithm), others)
+        self.failures, self.weights, self._client_ids, self._num_examples = Failures(), [], {}, {}
         return super().start(grid, initial_arrays, num_rounds, *more, **named)
 
     # --- a round ---------------------------------------------------------------------------------------
@@ -129,49 +154,60 @@ class WeightedStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """FedAvg's messages; those who are sent one are the cohort."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         run = self._started()
-        run.asked = tuple(message.metadata.dst_node_id for message in messages)
-        self._meet(grid, run.asked)
+        run.sampled = tuple(message.metadata.dst_node_id for message in messages)
+        self._register(grid, run.sampled)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The next model, and means of the clients' metrics."""
         run = self._started()
-        answers = self._answers(run, replies)
-        report = self._report(run, answers)
+        updates = self._accept_updates(run, replies)
+        report = self._report(run, updates)
         weights: dict[str, float] = {}
         try:
-            if not report.keys:
-                raise InputError("no client has answered or registered so far.")
-            sifted = self.algorithm.filter_updates(report, run.lengths)
-            for entry in sifted.rejected:
-                self.faults.add(entry.client, "set aside", f"round {run.round} {entry.reason}")
-                del answers[entry.client]
-            row, remembered = self.rule(sifted.report, run.state)
-            run.server, _ = aggregate(run.server, sifted.report, row, self.algorithm)
-            run.lengths.append(sifted.lengths)
-            run.state = remembered
-            weights = dict(zip(report.keys, row.tolist(), strict=True))
+            if not report.client_ids:
+                raise FederationError("no client has answered or registered so far.")
+            weights = self._step(run, report, updates)
         except FedunfoldError as error:
-            log.error("round %d is left out: %s", run.round, error)
-        if answers and weights:
-            run.others = answers[max(answers, key=lambda key: weights[key])].others
+            log.error("round %d is skipped: %s", run.round, error)
+        if updates and weights:
+            run.others = updates[max(updates, key=lambda client_id: weights.get(client_id, 0.0))].others
         run.round += 1
         self.weights.append(weights)
-        metrics = _mean({key: a.metrics for key, a in answers.items()}, weights, self.weighted_by_key)
+        reported = {client_id: found.metrics for client_id, found in updates.items()}
+        metrics = _mean(reported, weights, self.weighted_by_key)
         return run.layout.record(run.server.model, run.others), metrics
 
+    def _step(self, run: _Run, report: ClientUpdates, updates: dict[str, _Update]) -> dict[str, float]:
+        """Weigh and aggregate; rejected clients are taken out of the updates. Gives Θ over the cohort."""
+        normalized = self.algorithm.local.normalized
+        filtered = filter_updates(report, self.algorithm.filter, run.log_norms, normalized=normalized)
+        for entry in filtered.rejected:
+            self.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
+            del updates[entry.client]
+        decision, remembered = decide(self.rule, filtered.report, run.rule_state)
+        ((run.server, _),) = aggregate([run.server], [filtered.report], [decision], self.algorithm)
+        run.log_norms.append(filtered.log_norms)
+        run.rule_state = remembered
+        over_cohort = coefficients(decision.weights, report.cohort)
+        return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
+
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Means of the clients' metrics, weighted by size."""
         found: dict[str, MetricRecord] = {}
         for reply in replies:
-            key = self._keys.get(reply.metadata.src_node_id, _by_id(reply.metadata.src_node_id))
+            client_id = self._name(reply.metadata.src_node_id)
             try:
-                found[key] = _metrics_of(reply)
+                found[client_id] = _metrics_of(reply)
             except InputError as error:
-                self.faults.add(key, "set aside", f"evaluation in round {server_round} {error}")
-        return _mean(found, {key: float(self._samples.get(key, 1)) for key in found}, self.weighted_by_key)
+                self.failures.add(client_id, "rejected", f"evaluation in round {server_round} {error}")
+        sizes = {client_id: float(self._num_examples.get(client_id, 1)) for client_id in found}
+        return _mean(found, sizes, self.weighted_by_key)
 
     def _started(self) -> _Run:
         if self._run is None:
@@ -180,105 +216,108 @@ class WeightedStrategy(FedAvg):
 
     # --- clients ---------------------------------------------------------------------------------------
 
-    def _meet(self, grid: Grid, asked: Iterable[int]) -> None:
-        """Ask nodes that have no key who they are; an ordinary client, which cannot say, is known by its node.
+    def _name(self, node: int) -> str:
+        return self._client_ids.get(node, _node_name(node))
 
-        One that did not answer, or claims the key of a node that is still there, has none until it is asked again.
+    def _register(self, grid: Grid, nodes: Iterable[int]) -> None:
+        """Have nodes that are not known register; an ordinary client, which cannot, is known by its node.
+
+        One that did not answer, or claims the id of a node that is still connected, has none until the next round.
         """
         online = set(grid.get_node_ids())
-        self._keys = {node: key for node, key in self._keys.items() if node in online}
-        questions = [Message(RecordDict(), node, MESSAGE_TYPES["register"]) for node in asked if node not in self._keys]
-        replies = grid.send_and_receive(questions, timeout=self._registration_timeout) if questions else []
+        self._client_ids = {node: client_id for node, client_id in self._client_ids.items() if node in online}
+        unknown = [node for node in nodes if node not in self._client_ids]
+        messages = [Message(RecordDict(), node, flower_type("register")) for node in unknown]
+        replies = grid.send_and_receive(messages, timeout=self._registration_timeout) if messages else []
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                self._keys[node] = _by_id(node)
+                self._client_ids[node] = _node_name(node)
                 continue
             try:
                 found = read_registration(reply.content)
-                if found.key in self._keys.values():
-                    raise InputError(f"client {found.key} is there already, as another node.")
+                if found.client_id in self._client_ids.values():
+                    raise InputError(f"client {found.client_id} is connected already, as another node.")
             except InputError as error:
                 log.warning("node %d is left out for now: %s", node, error)
                 continue
-            self._keys[node] = found.key
-            self._samples.setdefault(found.key, found.samples)
+            self._client_ids[node] = found.client_id
+            self._num_examples.setdefault(found.client_id, found.num_examples)
 
-    def _answers(self, run: _Run, replies: Iterable[Message]) -> dict[str, _Answer]:
-        """The replies that can be used, by client key."""
-        answers: dict[str, _Answer] = {}
+    def _accept_updates(self, run: _Run, replies: Iterable[Message]) -> dict[str, _Update]:
+        """The replies that can be used, by client id."""
+        updates: dict[str, _Update] = {}
         replied = set()
         for reply in replies:
             node = reply.metadata.src_node_id
             replied.add(node)
-            key = self._keys.get(node, _by_id(node))
+            client_id = self._name(node)
             try:
-                if node not in self._keys:
+                if node not in self._client_ids:
                     raise InputError("comes from a node that has not registered")
-                answers[key] = self._answer(run, key, reply)
+                updates[client_id] = self._read_update(run, client_id, reply)
             except InputError as error:
-                self.faults.add(key, "set aside", f"round {run.round} {error}")
-        for node in run.asked:
+                self.failures.add(client_id, "rejected", f"round {run.round} {error}")
+        for node in run.sampled:
             if node not in replied:
-                self.faults.add(self._keys.get(node, _by_id(node)), "no answer", f"round {run.round}")
-        return answers
+                self.failures.add(self._name(node), "no answer", f"round {run.round}")
+        return updates
 
-    def _answer(self, run: _Run, key: str, reply: Message) -> _Answer:
+    def _read_update(self, run: _Run, client_id: str, reply: Message) -> _Update:
         metrics = _metrics_of(reply)
         records = list(reply.content.array_records.values())
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
-        if isinstance(self.rule, LearnedWeights) and key not in self.rule.keys:
+        if isinstance(self.rule, LearnedWeights) and client_id not in self.rule.client_ids:
             raise InputError("comes from a client the weights were not learned for")
         model, others = run.layout.read(records[0])
-        update = model - run.server.model
-        if not bool(torch.isfinite(update.norm())):
-            raise InputError("has a NaN, infinite or far too large value in its arrays")
+        delta = model - run.server.model
+        if not is_usable(delta[None]):
+            raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}
-        for need in self.rule.needs - {"gradients"}:
-            value = metrics.get(self._names[need])
-            if not (isinstance(value, int | float) and possible(need, value)):
-                raise InputError(f"has {value!r} for '{self._names[need]}', which rule '{self.rule.name}' needs")
-            numbers[need] = float(value)
-        if key not in self._samples:
-            examples = metrics.get(self.weighted_by_key)
-            if not (isinstance(examples, int | float) and 1 <= examples <= MAX_SAMPLES):
-                raise InputError(f"says it has {examples!r} examples ('{self.weighted_by_key}')")
-            self._samples[key] = int(examples)
-        return _Answer(update, others, numbers, metrics)
+        for metric in self.rule.required_metrics - {"gradients"}:
+            name = self._metric_names[metric]
+            value = metrics.get(name)
+            if not (isinstance(value, int | float) and is_possible(metric, value)):
+                raise InputError(f"has {value!r} for '{name}', which rule '{self.rule.name}' requires")
+            numbers[metric] = float(value)
+        if client_id not in self._num_examples:
+            self._num_examples[client_id] = self._read_num_examples(metrics)
+        return _Update(delta, others, numbers, metrics)
 
-    def _report(self, run: _Run, answers: Mapping[str, _Answer]) -> ClientUpdates:
-        """All clients known so far; those without an answer are absent."""
+    def _read_num_examples(self, metrics: MetricRecord) -> int:
+        count = metrics.get(self.weighted_by_key)
+        if not (isinstance(count, int | float) and 1 <= count < math.inf):
+            raise InputError(f"reports {count!r} examples ('{self.weighted_by_key}')")
+        return CLIENT_SAMPLES.check(int(count), f"reports too many examples ('{self.weighted_by_key}'): ")
+
+    def _report(self, run: _Run, updates: Mapping[str, _Update]) -> ClientUpdates:
+        """The round of all clients known so far; sampled ones without an update are absent."""
         # In the order they were first seen in: the server's memory goes by position.
-        keys = self.rule.keys if isinstance(self.rule, LearnedWeights) else tuple(self._samples)
-        present, model = [answers[key] for key in keys if key in answers], run.server.model
-        statistics = run.layout.statistics
-        updates = torch.stack([answer.update for answer in present]) if present else model.new_empty(0, len(model))
+        client_ids = self.rule.client_ids if isinstance(self.rule, LearnedWeights) else tuple(self._num_examples)
+        trained, model = [k for k, client_id in enumerate(client_ids) if client_id in updates], run.server.model
+        deltas = [updates[client_ids[k]].delta for k in trained]
+        rows = torch.stack(deltas) if deltas else model.new_empty(0, len(model))
+        sampled = {self._name(node) for node in run.sampled}
 
-        def numbers(need: Need) -> Tensor | None:
-            if need not in self.rule.needs:
-                return None
-            found = [answers[key].numbers[need] if key in answers else math.nan for key in keys]
-            return torch.tensor(found, dtype=torch.float64)
-
+        numbers = {client_id: update.numbers for client_id, update in updates.items()}
+        # Up to the learning rate, which all clients share and angles do not see.
+        gradients = -run.layout.params.params(rows)
         return ClientUpdates(
             round=run.round,
-            keys=keys,
-            sizes=torch.tensor([self._samples.get(key, 0) for key in keys], dtype=torch.float64),
-            present=torch.tensor([key in answers for key in keys], dtype=torch.bool),
-            steps=torch.zeros(len(keys), dtype=torch.long),
-            updates=updates,
-            loss=numbers("loss"),
-            start_loss=numbers("start_loss"),
-            accuracy=numbers("accuracy"),
-            # Up to the learning rate, which all clients share and angles do not see.
-            gradients=-updates[:, : updates.shape[1] - statistics] if "gradients" in self.rule.needs else None,
-            statistics=statistics,
+            client_ids=client_ids,
+            num_examples=torch.tensor([self._num_examples.get(key, 0) for key in client_ids], dtype=torch.float64),
+            participated=torch.tensor([client_id in updates for client_id in client_ids], dtype=torch.bool),
+            num_steps=torch.zeros(len(client_ids), dtype=torch.long),
+            updates=OpenUpdates(torch.tensor(trained, dtype=torch.long), rows),
+            cohort=torch.tensor([client_id in sampled for client_id in client_ids], dtype=torch.bool),
+            metrics=client_metrics(self.rule.required_metrics, client_ids, numbers, gradients),
+            layout=run.layout.params,
         )
 
 
-def _by_id(node: int) -> str:
-    """The key of a client that has none of its own; no client can register one with a colon."""
+def _node_name(node: int) -> str:
+    """The id of a client that has none of its own; no client can register one with a colon."""
     return f"node:{node}"
 
 
@@ -291,9 +330,9 @@ def _metrics_of(reply: Message) -> MetricRecord:
     return records[0]
 
 
-def _mean(records: Mapping[str, MetricRecord], weights: Mapping[str, float], left_out: str = "") -> MetricRecord | None:
-    """Weighted mean of every finite number that all records have."""
-    total = sum(weights.get(key, 0.0) for key in records)
+def _mean(records: Mapping[str, MetricRecord], weights: Mapping[str, float], left_out: str) -> MetricRecord | None:
+    """Weighted mean of every finite number that all records have, but for one."""
+    total = sum(weights.get(client_id, 0.0) for client_id in records)
     if not records or total <= 0:
         return None
     common = set.intersection(*(set(record) for record in records.values())) - {left_out}
@@ -301,5 +340,5 @@ def _mean(records: Mapping[str, MetricRecord], weights: Mapping[str, float], lef
     for name in sorted(common):
         values = {key: value for key, record in records.items() if isinstance(value := record[name], int | float)}
         if len(values) == len(records) and all(map(math.isfinite, values.values())):
-            mean[name] = sum(weights[key] * value for key, value in values.items()) / total
+            mean[name] = sum(weights.get(key, 0.0) * value for key, value in values.items()) / total
     return mean

@@ -1,4 +1,4 @@
-"""How assignments, replies and registrations travel in Flower's records.
+"""How instructions, replies and registrations travel in Flower's records.
 
 Arrays go as numpy files without pickle (Flower's own encoding), everything else as numbers or one JSON text.
 Reading a message never executes anything in it.
@@ -11,10 +11,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedunfold.config.schema import KEY
+from fedunfold.config.client import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import shown
-from fedunfold.data.federated import MAX_CLASSES
 from fedunfold.engines.flower.schema import (
     Arrays,
     ClientDescription,
@@ -24,49 +23,44 @@ from fedunfold.engines.flower.schema import (
     TrainInstruction,
 )
 from fedunfold.engines.flower.serialization import tensors
-from fedunfold.io.limits import FEATURES
+from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
 
-MESSAGE_TYPES: dict[MessageType | SumStage, str] = {
-    "register": "query.register",
-    "train": "train",
-    "backprop": "query.backprop",
-    "outer": "query.outer",
-    "evaluate": "evaluate",
-    "measure": "query.measure",
-    "inner": "query.inner",
-    "advertise": "query.advertise",
-    "share": "query.share",
-    "mask": "query.mask",
-    "unmask": "query.unmask",
-}
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-MAX_DIMENSIONS = 8  # of a row of features; numpy ends at 64
-MAX_SAMPLES = 10**9  # what a client may say it has; more is a mistake or a lie
+INSTRUCTION = "instruction"
 
 
-def assignment_record(assignment: TrainInstruction, arrays: Arrays) -> RecordDict:
-    config = ConfigRecord({"assignment": assignment.model_dump_json()})
+def flower_type(message_type: MessageType | SumStage) -> str:
+    """Flower's name for a type of message."""
+    return message_type if message_type in ("train", "evaluate") else f"query.{message_type}"
+
+
+def instruction_record(instruction: TrainInstruction, arrays: Arrays) -> RecordDict:
+    """The content of a message to a client."""
+    config = ConfigRecord({INSTRUCTION: instruction.model_dump_json()})
     return RecordDict({CONFIG: config, ARRAYS: _array_record(arrays)})
 
 
-def read_assignment(record: RecordDict) -> tuple[TrainInstruction, dict[str, Tensor]]:
-    text = _entry(record.config_records, CONFIG).get("assignment")
+def read_instruction(record: RecordDict) -> tuple[TrainInstruction, dict[str, Tensor]]:
+    """What `instruction_record` wrote down."""
+    text = _entry(record.config_records, CONFIG).get(INSTRUCTION)
     if not isinstance(text, str):
-        raise InputError("the request holds no assignment.")
+        raise InputError("the message holds no instruction.")
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the request's assignment is not valid JSON ({error}).") from error
+        raise InputError(f"the message's instruction is not valid JSON ({error}).") from error
     if not isinstance(fields, dict):
-        raise InputError("the request's assignment is no table of settings.")
+        raise InputError("the message's instruction is no table of settings.")
     return TrainInstruction(**fields), _tensors(record)
 
 
 def reply_record(reply: ClientReply) -> RecordDict:
+    """The content of a client's reply."""
     return RecordDict({METRICS: MetricRecord(dict(reply.metrics)), ARRAYS: _array_record(reply.arrays)})
 
 
 def read_reply(record: RecordDict) -> ClientReply:
+    """What `reply_record` wrote down."""
     metrics = {}
     for name, value in _entry(record.metric_records, METRICS).items():
         if not isinstance(value, int | float):
@@ -75,40 +69,39 @@ def read_reply(record: RecordDict) -> ClientReply:
     return ClientReply(metrics, _tensors(record))
 
 
-def registration_record(registration: ClientDescription) -> RecordDict:
-    return RecordDict(
-        {
-            CONFIG: ConfigRecord(
-                {
-                    "key": registration.key,
-                    "label-counts": list(registration.label_counts),
-                    "features": list(registration.features),
-                }
-            )
-        }
-    )
+def registration_record(description: ClientDescription) -> RecordDict:
+    """The content of a client's registration."""
+    fields: dict[str, Any] = {
+        "client-id": description.client_id,
+        "label-counts": list(description.label_counts),
+        "feature-shape": list(description.feature_shape),
+    }
+    return RecordDict({CONFIG: ConfigRecord(fields)})
 
 
 def read_registration(record: RecordDict) -> ClientDescription:
     """What a client says of itself, within bounds."""
     config = _entry(record.config_records, CONFIG)
-    key = config.get("key")
-    if not (isinstance(key, str) and KEY.fullmatch(key)):
-        raise InputError(f"a client registers with the key {shown(key)}; give it one of letters, digits, . - and _.")
-    counts, features = (_whole_numbers(config.get(name), name, key) for name in ("label-counts", "features"))
-    if not 2 <= len(counts) <= MAX_CLASSES:
-        raise InputError(f"client {key} registers {len(counts)} classes; a classifier needs 2 to {MAX_CLASSES}.")
-    if not 1 <= sum(counts) <= MAX_SAMPLES:
-        raise InputError(f"client {key} registers {sum(counts)} samples; between 1 and {MAX_SAMPLES} are believed.")
-    if not (math.prod(features) >= 1 and len(features) <= MAX_DIMENSIONS):
-        raise InputError(f"client {key} registers rows of shape {shown(features)}.")
-    FEATURES.check(math.prod(features), f"client {key} registers too large rows: ")
-    return ClientDescription(key, counts, features)
+    name = config.get("client-id")
+    if not (isinstance(name, str) and KEY.fullmatch(name)):
+        raise InputError(f"a client registers with the id {shown(name)}; give it one of letters, digits, . - and _.")
+    counts, shape = (_whole_numbers(config.get(field), field, name) for field in ("label-counts", "feature-shape"))
+    if len(counts) < 2:
+        raise InputError(f"client {name} registers {len(counts)} classes; a classifier needs at least 2.")
+    CLASSES.check(len(counts), f"client {name} registers too many classes: ")
+    if sum(counts) < 1:
+        raise InputError(f"client {name} registers without samples; it needs at least 1.")
+    CLIENT_SAMPLES.check(sum(counts), f"client {name} registers too many samples: ")
+    DIMENSIONS.check(len(shape), f"client {name} registers samples of too many dimensions: ")
+    if math.prod(shape) < 1:
+        raise InputError(f"client {name} registers samples of shape {shown(shape)}.")
+    FEATURES.check(math.prod(shape), f"client {name} registers too large samples: ")
+    return ClientDescription(name, counts, shape)
 
 
-def _whole_numbers(values: Any, name: str, key: str) -> tuple[int, ...]:
+def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
     if not (isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)):
-        raise InputError(f"client {key} registers {name} that are no whole numbers.")
+        raise InputError(f"client {client_id} registers {field} that are no whole numbers.")
     return tuple(values)
 
 

@@ -1,124 +1,248 @@
-"""The clients of a round, or of rounds of several runs, on their local walks: there, and back."""
+"""Local training of the clients of a round, or of the same round of several runs: forward, and backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.federation import TrainRequest
+from fedunfold.core.messages import TrainRequest
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.participation import Participation, RoundRng
+from fedunfold.core.parts import OuterLoss
 from fedunfold.core.threading import threads_for
-from fedunfold.engines.simulation.backend import LocalTrainer, TrainerFactory
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums, TorchTrainer
-from fedunfold.engines.simulation.drawing import BatchSampler
-from fedunfold.engines.simulation.held_data import ClientEvaluator
-from fedunfold.engines.simulation.kernels.base import numbers
-from fedunfold.engines.simulation.round import CohortResult, Round
-from fedunfold.engines.simulation.schedule import upload
+from fedunfold.engines.simulation.backend import Backend
+from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums
+from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice, upload
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What is settled before anybody trains; arrays are over all K clients.
+
+    Attributes:
+        request: What was requested.
+        rng: The round's randomness.
+        slices: All clients' rows.
+        cohort: Who was sampled.
+        participating: Who trains.
+        steps: τ_k; 0 for those who do not.
+        step_scale: c_k inside the loop.
+        update_scale: The factor on w_k − w^(t) after it.
+    """
+
+    request: TrainRequest
+    rng: RoundRng
+    slices: list[ClientSlice]
+    cohort: np.ndarray
+    participating: np.ndarray
+    steps: np.ndarray
+    step_scale: np.ndarray
+    update_scale: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        request: TrainRequest,
+        sampler: BatchSampler,
+        num_examples: np.ndarray,
+        lr: float,
+        taking_part: Participation | None = None,
+    ) -> "RoundContext":
+        """The round of a request, with those who are drawn for it, or with others."""
+        rng = sampler.rng(request.run, request.round)
+        taking_part = sampler.participation(rng) if taking_part is None else taking_part
+        cohort, participating = taking_part.cohort, taking_part.participating
+        slices = sampler.slices(request.round)
+        steps = np.where(participating, [own.steps(sampler.batch_size) for own in slices], 0)
+        scales = request.optimizer.scales(np.where(cohort, num_examples, 0), steps, lr)
+        if (broadcast := request.broadcast) is not None:
+            scales = np.full(len(slices), broadcast.step_scale), np.full(len(slices), broadcast.update_scale)
+        return cls(request, rng, slices, cohort, participating, steps, *scales)
+
+    @cached_property
+    def clients(self) -> np.ndarray:
+        """Indices of those who train."""
+        return np.flatnonzero(self.participating)
+
+    @cached_property
+    def absent(self) -> np.ndarray:
+        """Indices of those who were sampled and do not."""
+        return np.flatnonzero(self.cohort & ~self.participating)
+
+    def slices_of(self, clients: np.ndarray) -> list[tuple[RoundRng, ClientSlice]]:
+        """Randomness and rows of some clients."""
+        return [(self.rng, self.slices[k]) for k in clients]
+
+    def accept(self, accepted: np.ndarray) -> "RoundContext":
+        """The same, where of those who train only some [P] are left."""
+        participating = self.participating.copy()
+        participating[self.clients] = accepted
+        return replace(self, participating=participating)
+
+    def client_factors(self, outer: OuterLoss) -> np.ndarray:
+        """1/E_k where the outer loss counts a client once, else 1."""
+        epochs = np.array([own.epochs for own in self.slices], dtype=np.float64)
+        return 1 / epochs if outer.per_epoch else np.ones(len(epochs))
+
+
+@dataclass(frozen=True)
+class CohortResult:
+    """What local training gave, clients of several runs one after the other; a GPU may still be computing it.
+
+    Attributes:
+        movements: w^{τ_k} − w^(t), [P, d], 0 for buffers: it is for sums of gradients.
+        updates: The same scaled by the factor after the loop, with buffers.
+        sums: What was summed up along the steps.
+        numbers: The training and the outer loss, and the norm of the update, [3, P].
+    """
+
+    movements: Tensor
+    updates: Tensor
+    sums: StepSums
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, moved: Tensor, scales: Tensor | None, sums: StepSums, layout: ParamLayout) -> "CohortResult":
+        """From where the clients came to; buffers are not scaled."""
+        updates = moved if scales is None else moved * scales
+        if layout.num_buffer_entries:
+            buffers = layout.buffers(moved)
+            updates = layout.with_buffers(updates, buffers)
+            moved = layout.with_buffers(moved, torch.zeros_like(buffers))
+        return cls(moved, updates, sums, torch.cat([sums.losses, updates.norm(dim=1)[None]]))
+
+    def split(self, clients: Sequence[int]) -> "list[CohortResult]":
+        """One for each run, of so many clients; all numbers are waited for."""
+        numbers, ends = self.numbers.cpu().double(), np.cumsum(clients)
+        if len(clients) == 1:
+            return [replace(self, numbers=numbers)]
+        return [
+            CohortResult(self.movements[part], self.updates[part], _select(self.sums, part), numbers[:, part])
+            for part in (slice(end - count, end) for end, count in zip(ends, clients, strict=True))
+        ]
+
+    def accept(self, accepted: Tensor) -> "CohortResult":
+        """Those of some of the clients [P]."""
+        there = accepted.to(self.movements.device)
+        slots = torch.nonzero(there).flatten()
+        return CohortResult(
+            self.movements[there], self.updates[there], _select(self.sums, slots), self.numbers[:, accepted]
+        )
 
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """With the clients' learning rate and the size of a step, which says how many threads it is worth.
+    """Trains the participating clients of rounds that request the same, each in a slot of its own.
 
-    Rounds that walk together are asked the same. A walk has a lane for each present client, in its own order.
+    Attributes:
+        lr: η.
+        backend: What computes.
+        sampler: Draws minibatches.
+        class_weights: The outer loss's, from a request.
+        step_size: Multiplications of a step of all clients, which says how many threads it is worth.
     """
 
     lr: float
-    walks: TrainerFactory
-    drawing: BatchSampler
-    held: ClientEvaluator
+    backend: Backend
+    sampler: BatchSampler
+    class_weights: Callable[[TrainRequest], Tensor | None]
     step_size: int
 
-    def forward(self, rounds: Sequence[Round]) -> CohortResult | None:
-        """Let the present clients train, if there are any; a GPU may still be at it when this returns."""
-        lanes = sum(len(round.there) for round in rounds)
-        if not lanes:
+    def forward(self, rounds: Sequence[RoundContext]) -> CohortResult | None:
+        """Train the clients, if there are any; a GPU may still be computing when this returns."""
+        slots = sum(len(context.clients) for context in rounds)
+        if not slots:
             return None
-        walk = self._walk(rounds)
-        order, owners = _lanes(walk, rounds)
-        begun, tally = _starts(rounds, owners), self._tally(rounds[0].request, lanes)
-        with self._threads_of(walk):
-            walked = walk.forward(begun, tally).sub_(begun)
-        if (order != np.arange(lanes)).any():
-            back = upload(np.argsort(order), walked.device)
-            walked, tally = walked[back], tally.of(back)
-        after = np.concatenate([round.after[round.there] for round in rounds])
+        trainer = self._trainer(rounds)
+        order, owners = _slots(trainer, rounds)
+        start, sums = _starts(rounds, owners), self._sums(rounds[0].request, slots)
+        with self._threads_of(trainer):
+            moved = trainer.forward(start, sums).sub_(start)
+        if (order != np.arange(slots)).any():
+            back = upload(np.argsort(order), moved.device)
+            moved, sums = moved[back], _select(sums, back)
+        after = np.concatenate([context.update_scale[context.clients] for context in rounds])
         scales = self._column(after) if (after != 1).any() else None
-        return CohortResult.by_walks(walked, scales, tally, numbers(self.walks.samples.kernel.statistics))
+        return CohortResult.of(moved, scales, sums, self.backend.kernel.layout)
 
-    def backward(self, rounds: Sequence[Round], adjoints: Sequence[Tensor]) -> list[Tensor]:
+    def backward(self, rounds: Sequence[RoundContext], adjoints: Sequence[Tensor]) -> list[Tensor]:
         """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
-        and the outer losses along the way."""
-        walk = self._walk(rounds, back=True)
-        if (
-            isinstance(walk, TorchTrainer)
-            and len(rounds) > 1
-            and not isinstance(self._walk(rounds[:1], back=True), TorchTrainer)
-        ):
-            # What is kept of all of them is too much for one call or launch, but not that of one.
-            return [self.backward([round], [rows])[0] for round, rows in zip(rounds, adjoints, strict=True)]
-        order, owners = _lanes(walk, rounds)
-        after = np.concatenate([round.after[round.there] for round in rounds])
+        and the outer losses along the path."""
+        trainer = self._trainer(rounds, backward=True)
+        in_torch = trainer.uses_torch_threads
+        if len(rounds) > 1 and in_torch and not self._trainer(rounds[:1], backward=True).uses_torch_threads:
+            # What is stored of all of them is too much for one call or launch, but not that of one.
+            return [self.backward([context], [rows])[0] for context, rows in zip(rounds, adjoints, strict=True)]
+        order, owners = _slots(trainer, rounds)
+        after = np.concatenate([context.update_scale[context.clients] for context in rounds])
         together = torch.cat(list(adjoints))
         arriving = together[upload(order, together.device)] * self._column(after[order])
-        with self._threads_of(walk):
-            leaving = walk.backward(_starts(rounds, owners), arriving)
+        with self._threads_of(trainer):
+            leaving = trainer.backward(_starts(rounds, owners), arriving)
         gained = leaving - arriving
         if len(rounds) > 1:
             gained = gained[upload(np.argsort(owners, kind="stable"), gained.device)]
-        return [own.sum(0) for own in torch.split(gained, [len(round.there) for round in rounds])]
+        return [own.sum(0) for own in torch.split(gained, [len(context.clients) for context in rounds])]
 
-    def _walk(self, rounds: Sequence[Round], *, back: bool = False) -> LocalTrainer:
-        request = rounds[0].request
-        clients = [walk for round in rounds for walk in round.walks(round.there)]
-        schedule = self.drawing.schedule(clients)
-        lanes = list(schedule.order)
-        columns = [self.lr * np.concatenate([round.inside[round.there] for round in rounds])]
+    def _trainer(self, rounds: Sequence[RoundContext], *, backward: bool = False) -> LocalTrainer:
+        request, x = rounds[0].request, self.backend.x
+        clients: Clients = [own for context in rounds for own in context.slices_of(context.clients)]
+        batches = self.sampler.batches(clients)
+        columns = [self.lr * np.concatenate([context.step_scale[context.clients] for context in rounds])]
         if request.outer is not None:
-            columns.append(np.concatenate([round.client_factors(request.outer)[round.there] for round in rounds]))
-        step_sizes, *factors = self.walks.samples.tensor(np.stack(columns)[:, lanes])
+            factors = [context.client_factors(request.outer)[context.clients] for context in rounds]
+            columns.append(np.concatenate(factors))
+        step_sizes, *of_outer = upload(np.stack(columns)[:, list(batches.order)], x.device, x.dtype)
         outer = None
         if request.outer is not None:
-            outer = OuterWeights(request.outer, factors[0], self.held.class_weights(request))
-        adds_gradients = "gradients" in request.needs and not request.update.plain_steps
-        parts = (schedule, step_sizes, request.update, outer)
-        return self.walks.choose(*parts, adds_gradients=adds_gradients, back=back)
+            outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
+        sums_gradients = "gradients" in request.required_metrics and request.optimizer.fused_mu != 0
+        parts = (batches, step_sizes, request.optimizer, outer)
+        return self.backend.select_trainer(
+            *parts, sums_gradients=sums_gradients, backward=backward, curvature=request.curvature
+        )
 
-    def _tally(self, request: TrainRequest, lanes: int) -> StepSums:
-        """What the walk has to add up itself, because w_k − w^(t) does not carry it."""
-        carried, outer, x = request.update.plain_steps, request.outer, self.walks.samples.x
-        along_the_path = request.path_gradient and outer is not None and not outer.only_last_layer
-        own_outer = along_the_path and not (carried and outer is not None and outer.is_training_gradient)
+    def _sums(self, request: TrainRequest, slots: int) -> StepSums:
+        """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""
+        carried, outer, x = request.optimizer.fused_mu == 0, request.outer_along_path, self.backend.x
+        own_outer = request.path_gradient and outer is not None and not (carried and outer.is_training_gradient)
 
-        def sums() -> Tensor:
-            return x.new_zeros(lanes, len(request.model))
+        def zeros() -> Tensor:
+            return x.new_zeros(slots, len(request.model))
 
         return StepSums(
-            losses=x.new_empty(2, lanes),
-            gradients=sums() if "gradients" in request.needs and not carried else None,
-            outer_gradients=sums() if own_outer else None,
+            losses=x.new_empty(2, slots),
+            gradients=zeros() if "gradients" in request.required_metrics and not carried else None,
+            outer_gradients=zeros() if own_outer else None,
         )
 
     def _column(self, values: np.ndarray) -> Tensor:
-        return self.walks.samples.tensor(values)[:, None]
+        return upload(values, self.backend.x.device, self.backend.x.dtype)[:, None]
 
-    def _threads_of(self, walk: LocalTrainer) -> AbstractContextManager[None]:
+    def _threads_of(self, trainer: LocalTrainer) -> AbstractContextManager[None]:
         """Torch's, as many as its steps are worth; compiled code has its own."""
-        return threads_for(self.step_size if isinstance(walk, TorchTrainer) else 0, self.walks.samples.threads)
+        return threads_for(self.step_size if trainer.uses_torch_threads else 0, self.backend.threads)
 
 
-def _lanes(walk: LocalTrainer, rounds: Sequence[Round]) -> tuple[np.ndarray, np.ndarray]:
-    """Of every lane which of all present clients walks in it, and in which of the rounds."""
-    order = np.array(walk.schedule.order)
-    return order, np.repeat(np.arange(len(rounds)), [len(round.there) for round in rounds])[order]
+def _select(sums: StepSums, slots: Tensor | slice) -> StepSums:
+    """Those of some slots."""
+    own, outer = sums.gradients, sums.outer_gradients
+    return StepSums(sums.losses[:, slots], None if own is None else own[slots], None if outer is None else outer[slots])
 
 
-def _starts(rounds: Sequence[Round], owners: np.ndarray) -> Tensor:
-    """w^(t) of every lane, given its round."""
+def _slots(trainer: LocalTrainer, rounds: Sequence[RoundContext]) -> tuple[np.ndarray, np.ndarray]:
+    """Of every slot which of all participating clients trains in it, and in which of the rounds."""
+    order = np.array(trainer.batches.order)
+    return order, np.repeat(np.arange(len(rounds)), [len(context.clients) for context in rounds])[order]
+
+
+def _starts(rounds: Sequence[RoundContext], owners: np.ndarray) -> Tensor:
+    """w^(t) of every slot, given its round."""
     if len(rounds) == 1:
         return rounds[0].request.model.expand(len(owners), -1)
-    models = torch.stack([round.request.model for round in rounds])
+    models = torch.stack([context.request.model for context in rounds])
     return models[upload(owners, models.device)]

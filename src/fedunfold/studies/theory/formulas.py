@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedunfold.core.errors import InputError
-from fedunfold.local.optimizers import LocalOptimizer
+from fedunfold.core.parts import LocalOptimizer
 from fedunfold.studies.theory.quantities import Condition, Constants, Factors, product
 
 
@@ -32,7 +32,7 @@ def local_factors(steps: np.ndarray, sizes: np.ndarray, lr: float, update: Local
     counts, index = np.unique(steps, return_inverse=True)
     rows = [update.gradient_factors(int(n), lr) for n in counts]
     if any((row < 0).any() for row in rows):
-        raise InputError(f"the bound needs lr · mu <= 1, not {lr:g} · {update.mu:g}.")
+        raise InputError(f"the bound needs lr · mu <= 1, not {lr:g} · {update.fused_mu or 0:g}.")
     index = index.reshape(steps.shape)
     scale = np.array([update.scales(sizes, row, lr)[0] for row in steps])
     return Factors(

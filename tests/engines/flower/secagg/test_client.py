@@ -9,8 +9,8 @@ import pytest
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.secagg.client import SecAggClient, Secrets
 from fedunfold.engines.flower.secagg.protocol import (
+    EncryptedShares,
     KeyBroadcast,
-    SealedShares,
     SetupRequest,
     ShareDelivery,
     SurvivorList,
@@ -25,32 +25,30 @@ VECTOR = np.arange(3.0)
 class Sum:
     """Five clients in one sum, up to where all have shared their keys."""
 
-    roster: KeyBroadcast
+    broadcast: KeyBroadcast
     secrets: dict[str, Secrets]
-    shares: dict[str, SealedShares]
+    shares: dict[str, EncryptedShares]
 
     @classmethod
     def begun(cls, sum_id: str = "sum-1") -> "Sum":
-        advertised = {key: SecAggClient(key).advertise(SetupRequest(sum=sum_id)) for key in KEYS}
-        roster = KeyBroadcast(
-            sum=sum_id,
+        advertised = {key: SecAggClient(key).advertise(SetupRequest(sum_id=sum_id)) for key in KEYS}
+        broadcast = KeyBroadcast(
+            sum_id=sum_id,
             threshold=3,
             members=KEYS,
-            seal_keys=tuple(keys.seal for _, keys in advertised.values()),
+            encryption_keys=tuple(keys.encryption for _, keys in advertised.values()),
             mask_keys=tuple(keys.mask for _, keys in advertised.values()),
         )
-        shared = {key: SecAggClient(key).share(secrets, roster) for key, (secrets, _) in advertised.items()}
-        return cls(roster, {k: s for k, (s, _) in shared.items()}, {k: found for k, (_, found) in shared.items()})
+        shared = {key: SecAggClient(key).share(secrets, broadcast) for key, (secrets, _) in advertised.items()}
+        return cls(broadcast, {k: s for k, (s, _) in shared.items()}, {k: found for k, (_, found) in shared.items()})
 
     def delivery(self, key: str = "a", **changes: Any) -> ShareDelivery:
-        embed_checksum = {
-            k: dict(zip(f.members, f.shares, strict=True))[key] for k, f in self.shares.items() if k != key
-        }
+        encrypted = {k: dict(zip(f.members, f.shares, strict=True))[key] for k, f in self.shares.items() if k != key}
         delivery = ShareDelivery(
-            sum=self.roster.sum,
-            members=tuple(embed_checksum),
-            shares=tuple(embed_checksum.values()),
-            verb="train",
+            sum_id=self.broadcast.sum_id,
+            members=tuple(encrypted),
+            shares=tuple(encrypted.values()),
+            message_type="train",
             array="updates",
             weight=1.0,
         )
@@ -61,14 +59,14 @@ class Sum:
 
 
 def survivors(*members: str) -> SurvivorList:
-    return SurvivorList(sum="sum-1", members=members)
+    return SurvivorList(sum_id="sum-1", members=members)
 
 
 def test_it_never_reveals_both_secrets_of_a_client() -> None:
-    kept = Sum.begun().masked()
-    held = dict(zip(kept.senders, zip(kept.seed_shares, kept.key_shares, strict=True), strict=True))
-    revealed = SecAggClient("a").unmask(kept, survivors("a", "b", "c"))
-    assert revealed.seeds == (kept.own_seed_share, held["b"][0], held["c"][0])
+    secrets = Sum.begun().masked()
+    held = dict(zip(secrets.senders, zip(secrets.seed_shares, secrets.key_shares, strict=True), strict=True))
+    revealed = SecAggClient("a").unmask(secrets, survivors("a", "b", "c"))
+    assert revealed.seeds == (secrets.own_seed_share, held["b"][0], held["c"][0])
     assert revealed.keys == (held["d"][1], held["e"][1])
 
 
@@ -92,8 +90,8 @@ def test_every_stage_is_done_once_and_in_order() -> None:
     begun = Sum.begun()
     member, shared, masked = SecAggClient("a"), begun.secrets["a"], begun.masked()
     for attempt in (
-        lambda: member.share(shared, begun.roster),
-        lambda: member.share(masked, begun.roster),
+        lambda: member.share(shared, begun.broadcast),
+        lambda: member.share(masked, begun.broadcast),
         lambda: member.mask(masked, begun.delivery(), VECTOR),  # the same masks on another vector
         lambda: member.unmask(shared, survivors(*KEYS)),
     ):
@@ -108,8 +106,8 @@ def test_after_a_restart_or_for_another_sum_it_knows_nothing() -> None:
             SecAggClient("a").mask(secrets, begun.delivery(), VECTOR)
 
 
-def change_roster(roster: KeyBroadcast, **changes: Any) -> KeyBroadcast:
-    return roster.model_copy(update=changes)
+def change_broadcast(broadcast: KeyBroadcast, **changes: Any) -> KeyBroadcast:
+    return broadcast.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -121,27 +119,29 @@ def change_roster(roster: KeyBroadcast, **changes: Any) -> KeyBroadcast:
         ({"members": ("x", "b", "c", "d", "e")}, "not in the sum with its own keys"),
     ],
 )
-def test_rosters_it_does_not_take_part_in(changes: dict[str, Any], message: str) -> None:
+def test_broadcasts_it_does_not_take_part_in(changes: dict[str, Any], message: str) -> None:
     begun = Sum.begun()
     secrets = begun.secrets["a"].then(stage="advertised")
     with pytest.raises(InputError, match=message):
-        SecAggClient("a").share(secrets, change_roster(begun.roster, **changes))
+        SecAggClient("a").share(secrets, change_broadcast(begun.broadcast, **changes))
 
 
 def test_one_key_under_two_names() -> None:
     begun = Sum.begun()
-    keys = begun.roster.mask_keys
+    keys = begun.broadcast.mask_keys
     secrets = begun.secrets["a"].then(stage="advertised")
     with pytest.raises(InputError, match="the same name or key"):
-        SecAggClient("a").share(secrets, change_roster(begun.roster, mask_keys=(*keys[:4], keys[3])))
+        SecAggClient("a").share(secrets, change_broadcast(begun.broadcast, mask_keys=(*keys[:4], keys[3])))
 
 
 def test_alone_it_adds_nothing_up() -> None:
     member = SecAggClient("a")
-    secrets, keys = member.advertise(SetupRequest(sum="sum-1"))
-    roster = KeyBroadcast(sum="sum-1", threshold=1, members=("a",), seal_keys=(keys.seal,), mask_keys=(keys.mask,))
+    secrets, keys = member.advertise(SetupRequest(sum_id="sum-1"))
+    broadcast = KeyBroadcast(
+        sum_id="sum-1", threshold=1, members=("a",), encryption_keys=(keys.encryption,), mask_keys=(keys.mask,)
+    )
     with pytest.raises(InputError, match="a sum of 1 where 2 to 1 of them"):
-        member.share(secrets, roster)
+        member.share(secrets, broadcast)
     assert [majority(n) for n in (1, 2, 3, 4, 5, 10)] == [2, 2, 2, 3, 3, 6]
 
 
@@ -164,7 +164,7 @@ def test_shares_of_another_client_or_for_another() -> None:
     begun = Sum.begun()
     whole = begun.delivery()
     swapped = begun.delivery(shares=(whole.shares[1], whole.shares[0], *whole.shares[2:]))
-    with pytest.raises(InputError, match="cannot open the shares that come as client 'b's"):
+    with pytest.raises(InputError, match="cannot decrypt the shares that come as client 'b's"):
         SecAggClient("a").mask(begun.secrets["a"], swapped, VECTOR)
 
 
@@ -178,7 +178,7 @@ def test_as_many_shares_and_keys_as_members() -> None:
     begun = Sum.begun()
     with pytest.raises(InputError, match="one pair of shares from each"):
         SecAggClient("a").mask(begun.secrets["a"], begun.delivery(shares=begun.delivery().shares[:-1]), VECTOR)
-    secrets, _ = SecAggClient("a").advertise(SetupRequest(sum="sum-1"))
-    short = begun.roster.model_copy(update={"seal_keys": begun.roster.seal_keys[:-1]})
+    secrets, _ = SecAggClient("a").advertise(SetupRequest(sum_id="sum-1"))
+    short = begun.broadcast.model_copy(update={"encryption_keys": begun.broadcast.encryption_keys[:-1]})
     with pytest.raises(InputError, match="pair of keys for each"):
         SecAggClient("a").share(secrets, short)

@@ -1,4 +1,4 @@
-"""The secure sum is the plain one, whoever is lost on the way, and what the server hears tells nothing more."""
+"""The secure sum is the plain one, whoever drops out, and what the server receives reveals nothing more."""
 
 import math
 from collections.abc import Mapping
@@ -13,12 +13,19 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedunfold.core.errors import InputError
-from fedunfold.engines.flower.faults import Faults
+from fedunfold.core.errors import FederationError
+from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import SumStage
 from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
 from fedunfold.engines.flower.secagg.masking import expand, shared_mask
-from fedunfold.engines.flower.secagg.protocol import PublicKeys, SealedShares, UnmaskShares, majority, read, to_record
+from fedunfold.engines.flower.secagg.protocol import (
+    EncryptedShares,
+    PublicKeys,
+    UnmaskShares,
+    majority,
+    read,
+    to_record,
+)
 from fedunfold.engines.flower.wire import read_reply
 from tests.support.secagg_room import Room, add_up
 
@@ -36,37 +43,48 @@ def test_the_sum_over_those_who_got_through(data: st.DataObject, count: int, len
     scale = data.draw(st.sampled_from([1e-6, 1.0, 1e4]))
     given = {key: scale * v for key, v in vectors(count, length, data.draw(st.integers(0, 99))).items()}
     lost = data.draw(st.dictionaries(st.sampled_from(sorted(given)), st.sampled_from(STAGES)))
-    room, faults = Room(given, lost), Faults()
+    room, failures = Room(given, lost), Failures()
     if count - len(lost) < majority(count):
-        with pytest.raises(InputError, match="nothing was revealed"):
-            add_up(room, faults)
+        with pytest.raises(FederationError, match="nothing was revealed"):
+            add_up(room, failures)
         return
-    found = add_up(room, faults)
+    found = add_up(room, failures)
     entered = [key for key in given if lost.get(key) in (None, "unmask")]
     assert list(found.replies) == entered
     # Where large numbers cancel, a sum in floating point is itself off by more than ours.
     plain = np.array([math.fsum(column) for column in zip(*(given[key] for key in entered), strict=True)])
     np.testing.assert_allclose(found.total, plain, rtol=1e-15 * count, atol=error_bound(count))
-    assert faults.as_dict() == {key: {"no answer": 1} for key in lost}
+    assert failures.as_dict() == {key: {"no answer": 1} for key in lost}
 
 
 @pytest.mark.parametrize(
     ("stage", "did"),
-    [("advertise", "advertise keys"), ("share", "share keys"), ("mask", "sent a vector"), ("unmask", "took off their")],
+    [
+        ("advertise", "advertised keys"),
+        ("share", "shared keys"),
+        ("mask", "sent a vector"),
+        ("unmask", "took off their"),
+    ],
 )
 def test_too_few_are_left(stage: SumStage, did: str) -> None:
     room = Room(vectors(5), {"site-0": stage, "site-1": stage, "site-2": stage})
-    with pytest.raises(InputError, match=rf"round 0: 2 clients .*{did}.*at least 3 are needed; nothing was revealed"):
+    with pytest.raises(
+        FederationError, match=rf"round 0: 2 clients .*{did}.*at least 3 are needed; nothing was revealed"
+    ):
         add_up(room)
 
 
 def test_a_sum_of_one_is_none() -> None:
-    with pytest.raises(InputError, match="1 clients take part in the secure sum, and at least 2 are needed"):
+    with pytest.raises(FederationError, match="1 clients take part in the secure sum, and at least 2 are needed"):
         add_up(Room(vectors(1)))
 
 
 def masked(room: Room) -> dict[str, np.ndarray]:
-    return {key: read_reply(a).arrays["masked"].numpy().view(np.uint64) for v, key, a in room.heard if v == "mask"}
+    return {
+        key: read_reply(a).arrays["masked"].numpy().view(np.uint64)
+        for stage, key, a in room.received
+        if stage == "mask"
+    }
 
 
 def test_masked_vectors_are_noise_to_the_server() -> None:
@@ -86,11 +104,11 @@ def test_masked_vectors_are_noise_to_the_server() -> None:
 
 
 class Withholding(Room):
-    """The server keeps the masked vector of site-1 to itself, and tells the others that it is lost."""
+    """The server holds back the masked vector of site-1, and tells the others that it dropped out."""
 
-    def __call__(self, verb: SumStage, messages: Mapping[str, RecordDict], /) -> Mapping[str, RecordDict | str]:
-        answers = super().__call__(verb, messages)
-        return {key: answer for key, answer in answers.items() if (verb, key) != ("mask", "site-1")}
+    def __call__(self, stage: SumStage, messages: Mapping[str, RecordDict], /) -> Mapping[str, RecordDict | str]:
+        replies = super().__call__(stage, messages)
+        return {key: reply for key, reply in replies.items() if (stage, key) != ("mask", "site-1")}
 
 
 def test_a_client_that_is_said_to_be_lost_stays_covered() -> None:
@@ -103,13 +121,13 @@ def test_a_client_that_is_said_to_be_lost_stays_covered() -> None:
     for other in ("site-0", "site-2"):
         theirs = bytes_to_public_key(secrets.mask_keys[secrets.members.index(other)])
         mine = bytes_to_private_key(secrets.mask_key)
-        uncovered = uncovered - shared_mask(mine, theirs, adds=other == "site-2", sum_id=secrets.sum, length=6)
+        uncovered = uncovered - shared_mask(mine, theirs, adds=other == "site-2", sum_id=secrets.sum_id, length=6)
     plain = encode(room.vectors["site-1"], 3)
     assert not np.any(uncovered == plain)
-    np.testing.assert_array_equal(uncovered, plain + expand(secrets.seed, secrets.sum, 6))
-    for verb, _, answer in room.heard:
-        if verb == "unmask":
-            found = read(answer, UnmaskShares)
+    np.testing.assert_array_equal(uncovered, plain + expand(secrets.seed, secrets.sum_id, 6))
+    for stage, _, reply in room.received:
+        if stage == "unmask":
+            found = read(reply, UnmaskShares)
             assert (len(found.seeds), len(found.keys)) == (2, 1)  # of the survivors, and of the lost
 
 
@@ -123,26 +141,26 @@ class Lying(Room):
         super().__init__(vectors(4), lost)
         self.stage, self.change = stage, change
 
-    def answer(self, verb: SumStage, key: str, message: RecordDict) -> RecordDict:
-        answer = super().answer(verb, key, message)
-        return self.change(answer) if (verb, key) == (self.stage, "site-0") else answer
+    def reply(self, stage: SumStage, key: str, message: RecordDict) -> RecordDict:
+        reply = super().reply(stage, key, message)
+        return self.change(reply) if (stage, key) == (self.stage, "site-0") else reply
 
 
 def rsa(record: RecordDict) -> RecordDict:
     key = generate_private_key(65537, 2048).public_key()
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return to_record(PublicKeys(seal=pem, mask=pem))
+    return to_record(PublicKeys(encryption=pem, mask=pem))
 
 
 def fewer_shares(record: RecordDict) -> RecordDict:
-    found = read(record, SealedShares)
+    found = read(record, EncryptedShares)
     return to_record(found.model_copy(update={"members": found.members[:1], "shares": found.shares[:1]}))
 
 
 @pytest.mark.parametrize(
     ("stage", "change"),
     [
-        ("advertise", lambda record: to_record(PublicKeys(seal=b"none", mask=b"none"))),
+        ("advertise", lambda record: to_record(PublicKeys(encryption=b"none", mask=b"none"))),
         ("advertise", rsa),
         ("advertise", lambda record: RecordDict()),
         ("share", fewer_shares),
@@ -151,9 +169,9 @@ def fewer_shares(record: RecordDict) -> RecordDict:
     ],
 )
 def test_nonsense_is_set_aside(stage: SumStage, change: Any) -> None:
-    room, faults = Lying(stage, change), Faults()
-    found = add_up(room, faults)
-    assert faults.as_dict() == {"site-0": {"set aside": 1}}
+    room, failures = Lying(stage, change), Failures()
+    found = add_up(room, failures)
+    assert failures.as_dict() == {"site-0": {"rejected": 1}}
     expected = [key for key in room.vectors if key != "site-0" or stage == "unmask"]
     assert list(found.replies) == expected
 
@@ -166,5 +184,5 @@ def wrong_shares(record: RecordDict) -> RecordDict:
 
 @pytest.mark.parametrize("lost", [None, {"site-3": "mask"}])
 def test_a_wrong_share_gives_no_wrong_sum(lost: Any) -> None:
-    with pytest.raises(InputError, match="secret do not fit together; there is no sum"):
+    with pytest.raises(FederationError, match="secret do not fit together, so that there is no sum"):
         add_up(Lying("unmask", wrong_shares, lost))

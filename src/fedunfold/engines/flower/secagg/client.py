@@ -1,7 +1,7 @@
 """A client's part in a secure sum.
 
-It decides for itself what it tells: it takes part in every stage once and in order, tells nobody both of another
-client's secrets, and reveals nothing where fewer than the threshold are left. What it must remember between the stages
+It decides for itself what it reveals: it takes part in every stage once and in order, reveals to nobody both of another
+client's secrets, and nothing at all where fewer than the threshold are left. What it must remember between the stages
 is in `Secrets`; if that is lost, as when it restarts, it is out of this sum, and nothing else happens.
 """
 
@@ -27,9 +27,9 @@ from fedunfold.core.settings import Settings
 from fedunfold.engines.flower.secagg.fixed_point import encode
 from fedunfold.engines.flower.secagg.masking import expand, shared_mask, to_scalar
 from fedunfold.engines.flower.secagg.protocol import (
+    EncryptedShares,
     KeyBroadcast,
     PublicKeys,
-    SealedShares,
     SetupRequest,
     ShareDelivery,
     SurvivorList,
@@ -41,16 +41,31 @@ SEED_BYTES = 32
 
 
 class Secrets(Settings):
-    """Between the stages of one sum: the client's keys, its own mask's seed, and others' shares in the order of
-    `senders`."""
+    """What a client remembers between the stages of one sum.
 
-    sum: str
+    Attributes:
+        sum_id: The sum.
+        stage: The last stage it has done.
+        encryption_key: Its private key for shares that are sent to it.
+        mask_key: Its private key for the masks it has in common with others.
+        threshold: How many members are needed to reveal anything.
+        members: Ids of all members.
+        encryption_keys: The members' public keys.
+        mask_keys: The members' public keys.
+        seed: Of its own mask.
+        own_seed_share: Its own share of that.
+        senders: The members whose shares it holds.
+        seed_shares: Shares of the senders' seeds.
+        key_shares: Shares of the senders' mask keys.
+    """
+
+    sum_id: str
     stage: Literal["advertised", "shared", "masked"]
-    seal_key: bytes
+    encryption_key: bytes
     mask_key: bytes
     threshold: int = 0
     members: tuple[str, ...] = ()
-    seal_keys: tuple[bytes, ...] = ()
+    encryption_keys: tuple[bytes, ...] = ()
     mask_keys: tuple[bytes, ...] = ()
     seed: bytes = b""
     own_seed_share: bytes = b""
@@ -59,148 +74,161 @@ class Secrets(Settings):
     key_shares: tuple[bytes, ...] = ()
 
     def then(self, **changes: object) -> "Secrets":
+        """The same after another stage."""
         return self.model_copy(update=changes)
 
 
 @dataclass(frozen=True)
 class SecAggClient:
-    """A client, by its key in the federation."""
+    """A member of secure sums.
 
-    key: str
+    Attributes:
+        client_id: Its name in the federation.
+    """
 
-    def advertise(self, opening: SetupRequest) -> tuple[Secrets, PublicKeys]:
-        """Two pairs of keys, made for this sum alone."""
-        seal, mask = generate_key_pairs(), generate_key_pairs()
-        kept = Secrets(
-            sum=opening.sum,
+    client_id: str
+
+    def advertise(self, setup: SetupRequest) -> tuple[Secrets, PublicKeys]:
+        """Make two pairs of keys for this sum alone."""
+        encryption, mask = generate_key_pairs(), generate_key_pairs()
+        secrets = Secrets(
+            sum_id=setup.sum_id,
             stage="advertised",
-            seal_key=private_key_to_bytes(seal[0]),
+            encryption_key=private_key_to_bytes(encryption[0]),
             mask_key=private_key_to_bytes(mask[0]),
         )
-        return kept, PublicKeys(seal=public_key_to_bytes(seal[1]), mask=public_key_to_bytes(mask[1]))
+        return secrets, PublicKeys(encryption=public_key_to_bytes(encryption[1]), mask=public_key_to_bytes(mask[1]))
 
-    def share(self, secrets: Secrets | None, roster: KeyBroadcast) -> tuple[Secrets, SealedShares]:
-        """Shares of a fresh seed and of the mask key, one pair for each member, sealed for it."""
-        secrets = self._at("advertised", secrets, roster.sum)
-        self._check(secrets, roster)
-        count, seed = len(roster.members), randomness.token_bytes(SEED_BYTES)
-        seed_shares = create_shares(seed, roster.threshold, count)
-        key_shares = create_shares(to_scalar(bytes_to_private_key(secrets.mask_key)), roster.threshold, count)
-        mine, embed_checksum = bytes_to_private_key(secrets.seal_key), {}
-        for member, theirs, *pair in zip(roster.members, roster.seal_keys, seed_shares, key_shares, strict=True):
-            if member != self.key:
-                seal = generate_shared_key(mine, bytes_to_public_key(theirs))
-                embed_checksum[member] = encrypt(seal, _pack(roster.sum, self.key, member, *pair))
-        kept = secrets.then(
+    def share(self, secrets: Secrets | None, broadcast: KeyBroadcast) -> tuple[Secrets, EncryptedShares]:
+        """Split a fresh seed and the mask key into shares, one pair for each member, encrypted for it."""
+        secrets = self._at("advertised", secrets, broadcast.sum_id)
+        self._check(secrets, broadcast)
+        count, seed = len(broadcast.members), randomness.token_bytes(SEED_BYTES)
+        seed_shares = create_shares(seed, broadcast.threshold, count)
+        key_shares = create_shares(to_scalar(bytes_to_private_key(secrets.mask_key)), broadcast.threshold, count)
+        mine, encrypted = bytes_to_private_key(secrets.encryption_key), {}
+        keys = broadcast.encryption_keys
+        for member, theirs, *pair in zip(broadcast.members, keys, seed_shares, key_shares, strict=True):
+            if member != self.client_id:
+                common = generate_shared_key(mine, bytes_to_public_key(theirs))
+                encrypted[member] = encrypt(common, _pack(broadcast.sum_id, self.client_id, member, *pair))
+        secrets = secrets.then(
             stage="shared",
-            threshold=roster.threshold,
-            members=roster.members,
-            seal_keys=roster.seal_keys,
-            mask_keys=roster.mask_keys,
+            threshold=broadcast.threshold,
+            members=broadcast.members,
+            encryption_keys=broadcast.encryption_keys,
+            mask_keys=broadcast.mask_keys,
             seed=seed,
-            own_seed_share=seed_shares[roster.members.index(self.key)],
+            own_seed_share=seed_shares[broadcast.members.index(self.client_id)],
         )
         commitment = hashlib.sha256(seed).digest()
-        return kept, SealedShares(
-            commitment=commitment, members=tuple(embed_checksum), shares=tuple(embed_checksum.values())
+        return secrets, EncryptedShares(
+            commitment=commitment, members=tuple(encrypted), shares=tuple(encrypted.values())
         )
 
     def mask(self, secrets: Secrets | None, delivery: ShareDelivery, vector: np.ndarray) -> tuple[Secrets, np.ndarray]:
         """The vector as integers, under its own mask and one for every other member that has shared its secrets."""
-        secrets = self._at("shared", secrets, delivery.sum)
+        secrets = self._at("shared", secrets, delivery.sum_id)
         if len(delivery.shares) != len(delivery.members):
-            raise InputError(f"client '{self.key}' is not sent one pair of shares from each of the others.")
+            raise InputError(f"client '{self.client_id}' is not sent one pair of shares from each of the others.")
         if len(set(delivery.members)) < len(delivery.members) or len(delivery.members) + 1 < secrets.threshold:
             raise InputError(
-                f"client '{self.key}' adds its vector to those of at least {secrets.threshold - 1} others, not of "
-                f"{len(delivery.members)}."
+                f"client '{self.client_id}' adds its vector to those of at least {secrets.threshold - 1} others, not "
+                f"of {len(delivery.members)}."
             )
-        masked = encode(vector, len(secrets.members)) + expand(secrets.seed, secrets.sum, len(vector))
-        mine, opener = bytes_to_private_key(secrets.mask_key), bytes_to_private_key(secrets.seal_key)
+        masked = encode(vector, len(secrets.members)) + expand(secrets.seed, secrets.sum_id, len(vector))
+        mask_key = bytes_to_private_key(secrets.mask_key)
+        encryption_key = bytes_to_private_key(secrets.encryption_key)
         pairs = []
-        for member, embed_checksum in zip(delivery.members, delivery.shares, strict=True):
-            if member == self.key or member not in secrets.members:
-                raise InputError(f"client '{self.key}' gets shares from '{member}', who is no other member of the sum.")
-            number = secrets.members.index(member)
-            seal = generate_shared_key(opener, bytes_to_public_key(secrets.seal_keys[number]))
-            pairs.append(self._opened(seal, secrets.sum, member, embed_checksum))
-            theirs = bytes_to_public_key(secrets.mask_keys[number])
-            masked += shared_mask(mine, theirs, adds=self.key < member, sum_id=secrets.sum, length=len(vector))
-        kept = secrets.then(
+        for member, encrypted in zip(delivery.members, delivery.shares, strict=True):
+            if member == self.client_id or member not in secrets.members:
+                raise InputError(
+                    f"client '{self.client_id}' gets shares from '{member}', who is no other member of the sum."
+                )
+            position = secrets.members.index(member)
+            common = generate_shared_key(encryption_key, bytes_to_public_key(secrets.encryption_keys[position]))
+            pairs.append(self._decrypt(common, secrets.sum_id, member, encrypted))
+            theirs = bytes_to_public_key(secrets.mask_keys[position])
+            adds, sum_id = self.client_id < member, secrets.sum_id
+            masked += shared_mask(mask_key, theirs, adds=adds, sum_id=sum_id, length=len(vector))
+        secrets = secrets.then(
             stage="masked",
             senders=delivery.members,
             seed_shares=tuple(pair[0] for pair in pairs),
             key_shares=tuple(pair[1] for pair in pairs),
         )
-        return kept, masked
+        return secrets, masked
 
     def unmask(self, secrets: Secrets | None, survivors: SurvivorList) -> UnmaskShares:
-        """One share for every member: of its own mask's seed where it survived, of its mask key where it is lost.
+        """One share for every member: of its own mask's seed where it survived, of its mask key where it dropped out.
 
-        The caller forgets the secrets with this, so that there is no second answer.
+        The caller deletes the secrets with this, so that there is no second reply.
         """
-        secrets = self._at("masked", secrets, survivors.sum)
-        there = set(survivors.members)
-        seeds = dict(zip(secrets.senders, secrets.seed_shares, strict=True)) | {self.key: secrets.own_seed_share}
+        secrets = self._at("masked", secrets, survivors.sum_id)
+        survived = set(survivors.members)
+        seeds = dict(zip(secrets.senders, secrets.seed_shares, strict=True)) | {self.client_id: secrets.own_seed_share}
         keys = dict(zip(secrets.senders, secrets.key_shares, strict=True))
-        if not (self.key in there and there <= set(seeds)):
-            raise InputError(f"client '{self.key}' is told of survivors that are not those it added its vector to.")
-        if len(there) < secrets.threshold:
+        if not (self.client_id in survived and survived <= set(seeds)):
+            raise InputError(f"client '{self.client_id}' gets survivors that are not those it added its vector to.")
+        if len(survived) < secrets.threshold:
             raise InputError(
-                f"client '{self.key}' reveals nothing: {len(there)} members are left, and at least "
+                f"client '{self.client_id}' reveals nothing: {len(survived)} members are left, and at least "
                 f"{secrets.threshold} are needed."
             )
         return UnmaskShares(
-            seeds=tuple(seeds[member] for member in sorted(there)),
-            keys=tuple(keys[member] for member in sorted(set(seeds) - there)),
+            seeds=tuple(seeds[member] for member in sorted(survived)),
+            keys=tuple(keys[member] for member in sorted(set(seeds) - survived)),
         )
 
     # --- checks ------------------------------------------------------------------------------------------
 
     def _at(self, stage: str, secrets: Secrets | None, sum_id: str) -> Secrets:
-        if secrets is None or secrets.sum != sum_id:
-            raise InputError(f"client '{self.key}' knows nothing of this sum; it may have restarted.")
+        if secrets is None or secrets.sum_id != sum_id:
+            raise InputError(f"client '{self.client_id}' knows nothing of this sum; it may have restarted.")
         if secrets.stage != stage:
             raise InputError(
-                f"client '{self.key}' has {secrets.stage} in this sum; every stage is done once, in order."
+                f"client '{self.client_id}' has {secrets.stage} in this sum; every stage is done once, in order."
             )
         return secrets
 
-    def _check(self, secrets: Secrets, roster: KeyBroadcast) -> None:
-        count = len(roster.members)
-        if not count == len(roster.seal_keys) == len(roster.mask_keys):
+    def _check(self, secrets: Secrets, broadcast: KeyBroadcast) -> None:
+        members, keys = broadcast.members, (broadcast.encryption_keys, broadcast.mask_keys)
+        count = len(members)
+        if any(len(some) != count for some in keys):
             raise InputError(
-                f"client '{self.key}' is told of {count} members of a sum and not of a pair of keys for each."
+                f"client '{self.client_id}' gets {count} members of a sum and not a pair of keys for each."
             )
-        if not count == len(set(roster.members)) == len(set(roster.seal_keys)) == len(set(roster.mask_keys)):
-            raise InputError(f"client '{self.key}' is told of members of a sum with the same name or key.")
+        if any(len(set(some)) != count for some in (members, *keys)):
+            raise InputError(f"client '{self.client_id}' gets members of a sum with the same name or key.")
         own = tuple(
-            public_key_to_bytes(bytes_to_private_key(key).public_key()) for key in (secrets.seal_key, secrets.mask_key)
+            public_key_to_bytes(bytes_to_private_key(key).public_key())
+            for key in (secrets.encryption_key, secrets.mask_key)
         )
-        entries = dict(zip(roster.members, zip(roster.seal_keys, roster.mask_keys, strict=True), strict=True))
-        if entries.get(self.key) != own:
-            raise InputError(f"client '{self.key}' is not in the sum with its own keys.")
-        if not majority(count) <= roster.threshold <= count:
+        if dict(zip(members, zip(*keys, strict=True), strict=True)).get(self.client_id) != own:
+            raise InputError(f"client '{self.client_id}' is not in the sum with its own keys.")
+        if not majority(count) <= broadcast.threshold <= count:
             raise InputError(
-                f"client '{self.key}' takes part in a sum of {count} where {majority(count)} to {count} of them are "
-                f"needed to reveal it, not {roster.threshold}."
+                f"client '{self.client_id}' takes part in a sum of {count} where {majority(count)} to {count} of them "
+                f"are needed to reveal it, not {broadcast.threshold}."
             )
 
-    def _opened(self, seal: bytes, sum_id: str, sender: str, embed_checksum: bytes) -> tuple[bytes, bytes]:
-        """The two shares in what a member has sealed for this one in this sum."""
-        head = _pack(sum_id, sender, self.key, b"", b"")[:-4]
+    def _decrypt(self, common: bytes, sum_id: str, sender: str, encrypted: bytes) -> tuple[bytes, bytes]:
+        """The two shares in what a member has encrypted for this one in this sum."""
+        head = _pack(sum_id, sender, self.client_id, b"", b"")[:-4]
         try:
-            opened = decrypt(seal, embed_checksum)
+            decrypted = decrypt(common, encrypted)
         except InvalidToken as error:
-            raise InputError(f"client '{self.key}' cannot open the shares that come as client '{sender}'s.") from error
-        if not opened.startswith(head):
-            raise InputError(f"client '{self.key}' gets shares of another sum or client as client '{sender}'s.")
-        size = int.from_bytes(opened[len(head) : len(head) + 4], "big")
-        shares = opened[len(head) + 4 :]
+            raise InputError(
+                f"client '{self.client_id}' cannot decrypt the shares that come as client '{sender}'s."
+            ) from error
+        if not decrypted.startswith(head):
+            raise InputError(f"client '{self.client_id}' gets shares of another sum or client as client '{sender}'s.")
+        size = int.from_bytes(decrypted[len(head) : len(head) + 4], "big")
+        shares = decrypted[len(head) + 4 :]
         return shares[:size], shares[size:]
 
 
 def _pack(sum_id: str, sender: str, recipient: str, seed_share: bytes, key_share: bytes) -> bytes:
-    """Two shares, with whom and what they are for; no key or sum id has a zero byte in it."""
+    """Two shares, with whom and what they are for; no client or sum id has a zero byte in it."""
     head = "\0".join((sum_id, sender, recipient, "")).encode()
     return head + len(seed_share).to_bytes(4, "big") + seed_share + key_share

@@ -1,7 +1,7 @@
 """Masks: uniform numbers modulo 2⁶⁴ that are drawn from a secret, and vanish from the sum.
 
 A client adds its own mask, and for every other client one that both draw from the secret they share: the one with the
-smaller key adds it, the other subtracts it.
+smaller id adds it, the other subtracts it.
 """
 
 import hashlib
@@ -36,4 +36,5 @@ def to_scalar(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def from_scalar(scalar: bytes) -> ec.EllipticCurvePrivateKey:
+    """The private key of that number."""
     return ec.derive_private_key(int.from_bytes(scalar, "big"), CURVE)

@@ -1,13 +1,13 @@
-"""What server and clients say to each other in the four stages of a secure sum, checked on arrival.
+"""The messages of the four stages of a secure sum, checked on arrival.
 
-| stage     | server says                  | client says                                      |
-|-----------|------------------------------|--------------------------------------------------|
-| advertise | `SetupRequest`                    | `PublicKeys`                                     |
-| share     | `KeyBroadcast`                     | `SealedShares`, which only other clients can read |
-| mask      | `ShareDelivery`, and what to do    | its masked vector, and its numbers               |
-| unmask    | `SurvivorList`                  | `UnmaskShares`                                       |
+| stage     | from the server                           | from a client                                        |
+|-----------|-------------------------------------------|------------------------------------------------------|
+| advertise | `SetupRequest`                            | `PublicKeys`                                         |
+| share     | `KeyBroadcast`                            | `EncryptedShares`, which only other clients can read |
+| mask      | `ShareDelivery`, and an instruction       | its masked vector, and its numbers                   |
+| unmask    | `SurvivorList`                            | `UnmaskShares`                                       |
 
-Every letter of the server names the sum it belongs to.
+Every message of the server names the sum it belongs to.
 """
 
 from typing import Any, Literal, TypeVar
@@ -18,42 +18,70 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count, Settings
 
 RECORD = "sum"
-LEAST = 2
+MIN_CLIENTS = 2
 """Clients that a sum has at least: the sum of one is that one's vector."""
+SummedMessage = Literal["train", "vjp", "outer_loss"]
+"""Messages whose replies have a vector that can be added up."""
+Payload = TypeVar("Payload", bound=Settings)
 
 
 def majority(members: int) -> int:
     """The least threshold clients agree to.
 
-    With more than half of them needed to reveal anything, a server that tells one half that a client is there, and the
-    other half that it is not, cannot have both of its secrets revealed.
+    With more than half of them needed to reveal anything, a server that tells one half that a client survived, and the
+    other half that it dropped out, cannot have both of its secrets revealed.
     """
-    return max(LEAST, members // 2 + 1)
+    return max(MIN_CLIENTS, members // 2 + 1)
 
 
 class SetupRequest(Settings):
-    sum: str
+    """Begins a sum.
+
+    Attributes:
+        sum_id: Names it.
+    """
+
+    sum_id: str
 
 
 class PublicKeys(Settings):
-    """`seal` is for shares sent to this client, `mask` for the masks it has in common with others."""
+    """A client's public keys for one sum.
 
-    seal: bytes
+    Attributes:
+        encryption: For shares that are sent to this client.
+        mask: For the masks it has in common with others.
+    """
+
+    encryption: bytes
     mask: bytes
 
 
 class KeyBroadcast(Settings):
-    """Everybody's public keys; `threshold` members are needed to reveal anything."""
+    """Everybody's public keys.
 
-    sum: str
+    Attributes:
+        sum_id: The sum.
+        threshold: How many members are needed to reveal anything.
+        members: Ids of the clients in it.
+        encryption_keys: Theirs, in that order.
+        mask_keys: Theirs, in that order.
+    """
+
+    sum_id: str
     threshold: Count
     members: tuple[str, ...]
-    seal_keys: tuple[bytes, ...]
+    encryption_keys: tuple[bytes, ...]
     mask_keys: tuple[bytes, ...]
 
 
-class SealedShares(Settings):
-    """Shares of a client's two secrets, one sealed pair for each of the others, and a hash of its own mask's seed."""
+class EncryptedShares(Settings):
+    """Shares of a client's two secrets.
+
+    Attributes:
+        commitment: A hash of its own mask's seed.
+        members: The other clients.
+        shares: An encrypted pair for each of them.
+    """
 
     commitment: bytes
     members: tuple[str, ...]
@@ -61,50 +89,69 @@ class SealedShares(Settings):
 
 
 class ShareDelivery(Settings):
-    """The shares that the others have sealed for a client, and what it is to add: `weight` × the `array` of its answer
-    to a verb."""
+    """The shares that the others have encrypted for a client, and what it is to add.
 
-    sum: str
+    Attributes:
+        sum_id: The sum.
+        members: The other clients that have shared their secrets.
+        shares: An encrypted pair from each of them.
+        message_type: Which message it follows.
+        array: Which array of its reply it adds.
+        weight: What it multiplies that with.
+    """
+
+    sum_id: str
     members: tuple[str, ...]
     shares: tuple[bytes, ...]
-    verb: Literal["train", "backprop", "outer"]
+    message_type: SummedMessage
     array: str
     weight: float
 
 
 class SurvivorList(Settings):
-    """Those whose masked vectors have arrived."""
+    """Those whose masked vectors have arrived.
 
-    sum: str
+    Attributes:
+        sum_id: The sum.
+        members: Their ids.
+    """
+
+    sum_id: str
     members: tuple[str, ...]
 
 
 class UnmaskShares(Settings):
-    """Shares of the survivors' own masks' seeds, and of the others' mask keys, in the order of their keys."""
+    """What a survivor reveals, in the order of client ids.
+
+    Attributes:
+        seeds: Shares of the survivors' own masks' seeds.
+        keys: Shares of the others' mask keys.
+    """
 
     seeds: tuple[bytes, ...]
     keys: tuple[bytes, ...]
 
 
-Letter = TypeVar("Letter", bound=Settings)
-
-
-def to_config(letter: Settings) -> ConfigRecord:
+def to_config(payload: Settings) -> ConfigRecord:
+    """A message, or a client's secrets, as one of Flower's records."""
     fields: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in letter.model_dump().items()
+        name: list(value) if isinstance(value, tuple) else value for name, value in payload.model_dump().items()
     }
     return ConfigRecord(fields)
 
 
-def to_record(letter: Settings) -> RecordDict:
-    return RecordDict({RECORD: to_config(letter)})
+def to_record(payload: Settings) -> RecordDict:
+    """The content of a Flower message."""
+    return RecordDict({RECORD: to_config(payload)})
 
 
-def read(record: RecordDict, kind: type[Letter]) -> Letter:
+def read(record: RecordDict, kind: type[Payload]) -> Payload:
+    """What `to_record` wrote down."""
     if RECORD not in record.config_records:
         raise InputError(f"the record '{RECORD}' is missing.")
     return from_config(record.config_records[RECORD], kind)
 
 
-def from_config(config: ConfigRecord, kind: type[Letter]) -> Letter:
+def from_config(config: ConfigRecord, kind: type[Payload]) -> Payload:
+    """What `to_config` wrote down."""
     return kind(**dict(config))

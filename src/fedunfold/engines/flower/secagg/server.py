@@ -1,9 +1,9 @@
-"""The server's part in a secure sum: it passes letters on, adds up masked vectors, and takes the masks off the sum."""
+"""The server's part in a secure sum: it passes messages on, adds up masked vectors, and takes the masks off the sum."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -12,18 +12,19 @@ from flwr.app import RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
-from fedunfold.core.errors import InputError
-from fedunfold.engines.flower.faults import Faults
+from fedunfold.core.errors import FederationError, InputError
+from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import Arrays, ClientReply, SumStage, TrainInstruction
 from fedunfold.engines.flower.secagg.fixed_point import decode
 from fedunfold.engines.flower.secagg.masking import CURVE, expand, from_scalar, shared_mask
 from fedunfold.engines.flower.secagg.protocol import (
     RECORD,
+    EncryptedShares,
     KeyBroadcast,
     PublicKeys,
-    SealedShares,
     SetupRequest,
     ShareDelivery,
+    SummedMessage,
     SurvivorList,
     UnmaskShares,
     majority,
@@ -31,170 +32,194 @@ from fedunfold.engines.flower.secagg.protocol import (
     to_config,
     to_record,
 )
-from fedunfold.engines.flower.wire import assignment_record, read_reply
+from fedunfold.engines.flower.wire import instruction_record, read_reply
 
-Records = Mapping[str, RecordDict]
-Answer = TypeVar("Answer")
+Contents = Mapping[str, RecordDict]
+Accepted = TypeVar("Accepted")
 
 
 class Exchange(Protocol):
-    """Carries a record to each of several clients, by key, and brings back theirs, or why there is none."""
+    """Carries a record to each of several clients, and brings back theirs, or why there is none."""
 
-    def __call__(self, verb: SumStage, messages: Records, /) -> Mapping[str, RecordDict | str]: ...
+    def __call__(self, stage: SumStage, messages: Contents, /) -> Mapping[str, RecordDict | str]: ...
 
 
 @dataclass(frozen=True)
 class SumTerm:
-    """What one client is to add: `weight` times the `array` of what it answers to a verb. `check` reads its reply."""
+    """What one client is to add.
 
-    verb: Literal["train", "backprop", "outer"]
+    Attributes:
+        message_type: The message it follows.
+        array: Which array of its reply it adds.
+        instruction: What it is to compute.
+        arrays: From what.
+        check: Refuses a reply that cannot be used.
+        weight: What its array is multiplied with.
+    """
+
+    message_type: SummedMessage
     array: str
-    assignment: TrainInstruction
+    instruction: TrainInstruction
     arrays: Arrays
     check: Callable[[ClientReply], ClientReply]
     weight: float = 1.0
 
 
 @dataclass(frozen=True)
-class Summed:
-    """Σ_k v_k, [d] of float64, over the clients in `replies`, with the numbers that each of them said beside it."""
+class SumResult:
+    """A secure sum.
+
+    Attributes:
+        total: Σ_k v_k, [d] of float64, over the clients in `replies`.
+        replies: The numbers that each of them reported beside it.
+    """
 
     total: np.ndarray
     replies: Mapping[str, ClientReply]
 
 
 @dataclass(frozen=True)
-class SecureSum:
+class SumProtocol:
     """One sum of several clients' vectors, in four stages, each of which some of them may not survive.
 
-    A client that is lost before its masked vector has arrived is not in the sum; `faults` counts it. Fewer than the
-    threshold, more than half of those asked, and there is no sum. `where` says in errors which one it was.
+    A client that drops out before its masked vector has arrived is not in the sum. With fewer than the threshold,
+    more than half of those that began, there is no sum.
+
+    Attributes:
+        exchange: Carries the messages.
+        failures: Where clients that drop out are counted.
+        where: Names the sum in errors, such as "round 3".
     """
 
     exchange: Exchange
-    faults: Faults
+    failures: Failures
     where: str
 
-    def of(self, parts: Mapping[str, SumTerm]) -> Summed:
-        sum_id, threshold = uuid4().hex, majority(len(parts))
-        self._enough(parts, threshold, "take part in")
-        keys = self._stage("advertise", dict.fromkeys(parts, to_record(SetupRequest(sum=sum_id))), _read_keys)
-        self._enough(keys, threshold, "went on to advertise keys in")
-        roster = KeyBroadcast(
-            sum=sum_id,
+    def run(self, terms: Mapping[str, SumTerm]) -> SumResult:
+        """Add up what each client is to add; `FederationError` where too few get through."""
+        sum_id, threshold = uuid4().hex, majority(len(terms))
+        self._check_enough(terms, threshold, "take part in")
+        keys = self._stage("advertise", dict.fromkeys(terms, to_record(SetupRequest(sum_id=sum_id))), _read_keys)
+        self._check_enough(keys, threshold, "advertised keys in")
+        broadcast = KeyBroadcast(
+            sum_id=sum_id,
             threshold=threshold,
             members=tuple(keys),
-            seal_keys=tuple(found.seal for found in keys.values()),
+            encryption_keys=tuple(found.encryption for found in keys.values()),
             mask_keys=tuple(found.mask for found in keys.values()),
         )
 
-        def read_shares(record: RecordDict, key: str) -> SealedShares:
-            found = read(record, SealedShares)
-            if set(found.members) != set(keys) - {key} or len(found.shares) != len(found.members):
+        def read_shares(record: RecordDict, client_id: str) -> EncryptedShares:
+            found = read(record, EncryptedShares)
+            if set(found.members) != set(keys) - {client_id} or len(found.shares) != len(found.members):
                 raise InputError("has shares for others than the members")
             return found
 
-        shares = self._stage("share", dict.fromkeys(keys, to_record(roster)), read_shares)
-        self._enough(shares, threshold, "went on to share keys in")
-        orders = {key: _order(sum_id, key, shares, parts[key]) for key in shares}
-        replies = self._stage("mask", orders, lambda record, key: parts[key].check(read_reply(record)))
-        self._enough(replies, threshold, "sent a vector to")
-        revealed = self._revealed(sum_id, replies, len(shares) - len(replies))
-        self._enough(revealed, threshold, "took off their masks in")
-        masks = self._masks(roster, shares, replies, dict(list(revealed.items())[:threshold]))
+        shares = self._stage("share", dict.fromkeys(keys, to_record(broadcast)), read_shares)
+        self._check_enough(shares, threshold, "shared keys in")
+        deliveries = {member: _delivery(sum_id, member, shares, terms[member]) for member in shares}
+        replies = self._stage("mask", deliveries, lambda record, member: terms[member].check(read_reply(record)))
+        self._check_enough(replies, threshold, "sent a vector to")
+        revealed = self._unmask(sum_id, replies, len(shares) - len(replies))
+        self._check_enough(revealed, threshold, "took off their masks in")
+        masks = self._masks(broadcast, shares, replies, dict(list(revealed.items())[:threshold]))
         total = sum((reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()), np.uint64(0))
-        return Summed(decode(total - masks, len(keys)), replies)
+        return SumResult(decode(total - masks, len(keys)), replies)
 
     # --- stages ------------------------------------------------------------------------------------------
 
     def _stage(
-        self, verb: SumStage, messages: Records, reading: Callable[[RecordDict, str], Answer]
-    ) -> dict[str, Answer]:
-        """Those who gave an answer that can be read, in the order they were asked in."""
-        return self.faults.sifted(self.exchange(verb, messages), messages, f"{verb}, {self.where}", reading)
+        self, stage: SumStage, messages: Contents, read_content: Callable[[RecordDict, str], Accepted]
+    ) -> dict[str, Accepted]:
+        """Replies that can be used, in the order of the messages."""
+        replies = self.exchange(stage, messages)
+        return self.failures.accept_replies(replies, messages, f"{stage}, {self.where}", read_content)
 
-    def _revealed(self, sum_id: str, survivors: Mapping[str, ClientReply], lost: int) -> dict[str, UnmaskShares]:
-        def read_revealed(record: RecordDict, key: str) -> UnmaskShares:
+    def _unmask(self, sum_id: str, survivors: Mapping[str, ClientReply], lost: int) -> dict[str, UnmaskShares]:
+        def read_shares(record: RecordDict, client_id: str) -> UnmaskShares:
             found = read(record, UnmaskShares)
             if (len(found.seeds), len(found.keys)) != (len(survivors), lost):
                 raise InputError("reveals shares of others than the members")
             return found
 
-        question = to_record(SurvivorList(sum=sum_id, members=tuple(survivors)))
-        return self._stage("unmask", dict.fromkeys(survivors, question), read_revealed)
+        message = to_record(SurvivorList(sum_id=sum_id, members=tuple(survivors)))
+        return self._stage("unmask", dict.fromkeys(survivors, message), read_shares)
 
-    def _enough(self, left: Mapping[str, object], threshold: int, did: str) -> None:
+    def _check_enough(self, left: Mapping[str, object], threshold: int, did: str) -> None:
         if len(left) < threshold:
-            raise InputError(
+            raise FederationError(
                 f"{self.where}: {len(left)} clients {did} the secure sum, and at least {threshold} are needed; nothing "
-                "was revealed. Let more clients take part, or go on when they are back."
+                "was revealed. Let more clients take part, or resume when they are back."
             )
 
     # --- masks -------------------------------------------------------------------------------------------
 
     def _masks(
         self,
-        roster: KeyBroadcast,
-        shares: Mapping[str, SealedShares],
+        broadcast: KeyBroadcast,
+        shares: Mapping[str, EncryptedShares],
         survivors: Mapping[str, ClientReply],
         revealed: Mapping[str, UnmaskShares],
     ) -> np.ndarray:
-        """What is left of masks in the sum: the survivors' own, and what they have in common with the lost."""
-        there, lost = sorted(survivors), sorted(set(shares) - set(survivors))
+        """What is left of masks in the sum: the survivors' own, and those they have in common with the lost."""
+        survived, lost = sorted(survivors), sorted(set(shares) - set(survivors))
         length = next(iter(survivors.values())).arrays["masked"].numel()
-        public = dict(zip(roster.members, roster.mask_keys, strict=True))
+        public = dict(zip(broadcast.members, broadcast.mask_keys, strict=True))
         total = np.zeros(length, dtype=np.uint64)
-        for i, key in enumerate(there):
-            seed = self._combined(key, [one.seeds[i] for one in revealed.values()])
-            if hashlib.sha256(seed).digest() != shares[key].commitment:
-                raise self._unfitting(key)
-            total += expand(seed, roster.sum, length)
+        for i, member in enumerate(survived):
+            seed = self._combine(member, [found.seeds[i] for found in revealed.values()])
+            if hashlib.sha256(seed).digest() != shares[member].commitment:
+                raise self._inconsistent(member)
+            total += expand(seed, broadcast.sum_id, length)
         for i, gone in enumerate(lost):
             try:
-                secret = from_scalar(self._combined(gone, [one.keys[i] for one in revealed.values()]))
+                secret = from_scalar(self._combine(gone, [found.keys[i] for found in revealed.values()]))
             except ValueError as error:
-                raise self._unfitting(gone) from error
+                raise self._inconsistent(gone) from error
             if public_key_to_bytes(secret.public_key()) != public[gone]:
-                raise self._unfitting(gone)
-            for key in there:
-                theirs = bytes_to_public_key(public[key])
-                total += shared_mask(secret, theirs, adds=key < gone, sum_id=roster.sum, length=length)
+                raise self._inconsistent(gone)
+            for member in survived:
+                theirs = bytes_to_public_key(public[member])
+                total += shared_mask(secret, theirs, adds=member < gone, sum_id=broadcast.sum_id, length=length)
         return total
 
-    def _combined(self, key: str, shares: Sequence[bytes]) -> bytes:
+    def _combine(self, client_id: str, shares: Sequence[bytes]) -> bytes:
         try:
             return combine_shares(list(shares))
         except (ValueError, IndexError) as error:
-            raise self._unfitting(key) from error
+            raise self._inconsistent(client_id) from error
 
-    def _unfitting(self, key: str) -> InputError:
-        return InputError(f"{self.where}: the shares of client '{key}'s secret do not fit together; there is no sum.")
+    def _inconsistent(self, client_id: str) -> FederationError:
+        return FederationError(
+            f"{self.where}: the shares of client '{client_id}'s secret do not fit together, so that there is no sum; "
+            "find the client that sends wrong ones, and resume without it."
+        )
 
 
-def _order(sum_id: str, key: str, shares: Mapping[str, SealedShares], part: SumTerm) -> RecordDict:
-    """The shares that the others have sealed for a client, and what it is to add."""
-    embed_checksum = {
-        sender: dict(zip(found.members, found.shares, strict=True))[key]
+def _delivery(sum_id: str, client_id: str, shares: Mapping[str, EncryptedShares], term: SumTerm) -> RecordDict:
+    """The shares that the others have encrypted for a client, and what it is to add."""
+    encrypted = {
+        sender: dict(zip(found.members, found.shares, strict=True))[client_id]
         for sender, found in shares.items()
-        if sender != key
+        if sender != client_id
     }
     delivery = ShareDelivery(
-        sum=sum_id,
-        members=tuple(embed_checksum),
-        shares=tuple(embed_checksum.values()),
-        verb=part.verb,
-        array=part.array,
-        weight=part.weight,
+        sum_id=sum_id,
+        members=tuple(encrypted),
+        shares=tuple(encrypted.values()),
+        message_type=term.message_type,
+        array=term.array,
+        weight=term.weight,
     )
-    record = assignment_record(part.assignment, part.arrays)
+    record = instruction_record(term.instruction, term.arrays)
     record[RECORD] = to_config(delivery)
     return record
 
 
-def _read_keys(record: RecordDict, key: str) -> PublicKeys:
+def _read_keys(record: RecordDict, client_id: str) -> PublicKeys:
     found = read(record, PublicKeys)
     try:
-        curves = {bytes_to_public_key(one).curve.name for one in (found.seal, found.mask)}
+        curves = {bytes_to_public_key(key).curve.name for key in (found.encryption, found.mask)}
     except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
         raise InputError("advertises what is no public key") from error
     if curves != {CURVE.name}:

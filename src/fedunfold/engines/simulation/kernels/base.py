@@ -1,8 +1,8 @@
-"""What the engine asks of a model: gradients and curvature of many copies of it at once.
+"""What the engine needs of a model: gradients and curvature of many copies of it at once.
 
-A *lane* is one copy, with its own parameters and its own minibatch. Parameters of all lanes are held as one
-tensor for each parameter of the model, the lane on the leading axis. Minibatches are padded to one size;
-`counts` says how many leading rows of each lane are real, and coefficients of padded rows are 0.
+A *client slot* is one copy, with its own parameters and its own minibatch. Parameters of all slots are held as one
+tensor for each parameter of the model, the slot on the leading axis. Minibatches are padded to one size;
+`counts` says how many leading rows of each slot are real, and coefficients of padded rows are 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.params import ParamLayout
 
 Parameters = list[Tensor]
 Pullback = Callable[[Tensor, Parameters], None]
@@ -20,9 +21,9 @@ Pullback = Callable[[Tensor, Parameters], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch for every lane: x [L, B, …], y [L, B]; rows from counts[l] on are padding.
+    """One minibatch for every slot: x [L, B, …], y [L, B]; rows from counts[l] on are padding.
 
-    In training every lane has a seed for what the model draws itself; without seeds the model only reads.
+    In training every slot has a seed for what the model draws itself; without seeds the model only reads.
     """
 
     x: Tensor
@@ -32,15 +33,18 @@ class Batch:
 
 
 class Kernel(Protocol):
-    """Gradients and Hessian-vector products of many lanes of one model.
+    """Gradients and Hessian-vector products of many slots of one model.
 
-    Lists of parameters may go on after those of `shapes` with running statistics, of shapes `statistics`: training
-    moves them in `local_vjp`, and they have no gradient. `is_stochastic` says whether training needs seeds, and
-    `min_batch_size` how small its minibatches may be.
+    Lists of parameters may continue after those of `layout.shapes` with buffers, of shapes `layout.buffer_shapes`:
+    training moves them in `local_vjp`, and they have no gradient.
+
+    Attributes:
+        layout: What is trained.
+        is_stochastic: Whether training needs seeds.
+        min_batch_size: How small its minibatches may be.
     """
 
-    shapes: tuple[torch.Size, ...]
-    statistics: tuple[torch.Size, ...]
+    layout: ParamLayout
     is_stochastic: bool
     min_batch_size: int
 
@@ -70,18 +74,13 @@ class Kernel(Protocol):
         ...
 
 
-def numbers(shapes: Sequence[torch.Size]) -> int:
-    """How many numbers there are in tensors of these shapes."""
-    return sum(shape.numel() for shape in shapes)
-
-
 def flatten(parameters: Parameters) -> Tensor:
-    """Lanes of parameters as rows of a matrix [L, d]."""
+    """Slots of parameters as rows of a matrix [L, d]."""
     return torch.cat([p.flatten(1) for p in parameters], 1)
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
-    """The inverse: lanes of parameters where they lie in the matrix."""
+    """The inverse: slots of parameters where they lie in the matrix."""
     pieces = torch.split(flat, [shape.numel() for shape in shapes], 1)
     return [piece.view(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
 

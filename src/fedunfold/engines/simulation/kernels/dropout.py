@@ -10,6 +10,7 @@ from fedunfold.core.errors import InputError
 
 WHOLE_CHANNELS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 """Kinds of dropout, and whether they drop whole channels."""
+ALL_DROPOUTS = (*WHOLE_CHANNELS, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class SeededDropout(nn.Module):
@@ -34,7 +35,7 @@ def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
     named = dict(module.named_modules())
     for path, parent in named.items():
         for name, layer in list(parent._modules.items()):  # a layer may stand there under several names
-            if not isinstance(layer, nn.modules.dropout._DropoutNd) or layer.p == 0:
+            if not isinstance(layer, ALL_DROPOUTS) or layer.p == 0:
                 continue
             if type(layer) not in WHOLE_CHANNELS:
                 where = f"layer '{'.'.join(filter(None, (path, name)))}' ({type(layer).__name__})"

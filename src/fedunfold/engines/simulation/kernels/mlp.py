@@ -1,4 +1,4 @@
-"""The fast kernel: a stack of linear layers with ReLU between, all lanes in batched products.
+"""The fast kernel: a stack of linear layers with ReLU between, all client slots in batched products.
 
 Forward, with a_0 = x:       z_l = a_{l−1} W_lᵀ + b_l,   a_l = relu(z_l)
 Backward from δ = ∂L/∂z:     δ_{l−1} = (δ_l W_l) ⊙ [a_{l−1} > 0],   ∂L/∂W_l = δ_lᵀ a_{l−1},   ∂L/∂b_l = Σ δ_l
@@ -20,9 +20,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedunfold.core.task import OuterLoss, cross_entropy, softmax_jacobian_product
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.task import cross_entropy, softmax_jacobian_product
 from fedunfold.engines.simulation.kernels.base import Batch, Parameters, Pullback
-from fedunfold.local.optimizers import LocalOptimizer
 
 Layer = tuple[Tensor, Tensor | None]
 
@@ -30,14 +30,13 @@ Layer = tuple[Tensor, Tensor | None]
 class MLPKernel:
     """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases."""
 
-    statistics: tuple[torch.Size, ...] = ()
     is_stochastic = False
     min_batch_size = 1
 
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self.biased = [layer.bias is not None for layer in layers]
-        self.shapes = tuple(p.shape for p in module.parameters())
+        self.layout = ParamLayout.of(module)
 
     @staticmethod
     def fits(module: nn.Module) -> bool:
@@ -54,11 +53,6 @@ class MLPKernel:
         return len(layers) % 2 == 1 and all(
             type(layer) is (nn.Linear if i % 2 == 0 else nn.ReLU) for i, layer in enumerate(layers)
         )
-
-    def supports_fused(self, update: LocalOptimizer, outer: OuterLoss | None) -> bool:
-        """Whether there is compiled code for a round's whole walk, on a CPU or a GPU."""
-        cross_entropy_alone = outer is None or outer.is_cross_entropy
-        return cross_entropy_alone and not update.momentum and all(self.biased)
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self._forward(self._layers(parameters), batch)[1]
@@ -146,5 +140,5 @@ def _masked(values: Tensor, activation: Tensor) -> Tensor:
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b in every lane."""
+    """x Wᵀ + b in every slot."""
     return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)

@@ -1,9 +1,9 @@
 """The general kernel: any `torch.nn.Module` that maps [B, …] to logits [B, C].
 
-Lanes are taken one after the other with their real rows only, so layers that look across a minibatch see
+Slots are taken one after the other with their real rows only, so layers that look across a minibatch see
 what a client by itself would see. Derivatives come from autograd over one minibatch; no graph outlives it.
 
-In training, dropout draws by the lane's seed, and normalisation layers take the minibatch's statistics and move their
+In training, dropout draws by the slot's seed, and normalisation layers take the minibatch's statistics and move their
 running ones, which travel with the parameters. Where the model only reads, nothing is drawn and the running ones count.
 """
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import statistics, trainable
+from fedunfold.core.params import ParamLayout
 from fedunfold.engines.simulation.kernels.base import Batch, Parameters, Pullback
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
 
 
 class ModuleKernel:
-    """Kernel that runs the module itself, lane by lane; it is tried on rows x first."""
+    """Kernel that runs the module itself, slot by slot; it is tried on rows x first."""
 
     is_stochastic = True
 
@@ -29,37 +29,41 @@ class ModuleKernel:
         self._generator = torch.Generator()
         seed_dropout(module, self._generator)
         self._module = module
-        trained, running = trainable(module), statistics(module)
-        self._names, self._running = list(trained), list(running)
-        self.shapes = tuple(p.shape for p in trained.values())
-        self.statistics = tuple(buffer.shape for buffer in running.values())
+        self.layout = layout = ParamLayout.of(module)
+        params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         x = x.expand(2, *x.shape[1:]) if len(x) == 1 else x
-        tried = _Lane([p.detach() for p in trained.values()], list(running.values()), x, x.new_empty(0), seed=0)
+        tried = _Slot(
+            [params[name].detach() for name in layout.names],
+            [buffers[name] for name in layout.buffer_names],
+            x,
+            x.new_empty(0),
+            seed=0,
+        )
         self._check_training(tried)
         self.min_batch_size = self._fewest_rows(tried)
 
     @torch.no_grad()
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return _padded([self._logits(lane) for lane in self._lanes(parameters, batch)], batch)
+        return _padded([self._logits(slot) for slot in self._slots(parameters, batch)], batch)
 
     @torch.enable_grad()
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
-        lanes = []
-        for index, lane in enumerate(self._lanes(parameters, batch)):
-            lanes.append((lane.leaves, self._logits(lane)))
-            for kept, moved in zip(parameters[len(self.shapes) :], lane.running, strict=True):
+        slots = []
+        for index, slot in enumerate(self._slots(parameters, batch)):
+            slots.append((slot.leaves, self._logits(slot)))
+            for kept, moved in zip(parameters[len(self.layout.shapes) :], slot.running, strict=True):
                 kept[index] = moved
-        logits = _padded([out for _, out in lanes], batch)
+        logits = _padded([out for _, out in slots], batch)
 
         def pullback(slope: Tensor, into: Parameters) -> None:
-            # All lanes are pulled back before any is changed: `into` may be what the leaves view.
+            # All slots are pulled back before any is changed: `into` may be what the leaves view.
             gradients = [
-                torch.autograd.grad(out, leaves, slope[lane, : len(out)], retain_graph=True, materialize_grads=True)
-                for lane, (leaves, out) in enumerate(lanes)
+                torch.autograd.grad(out, leaves, slope[slot, : len(out)], retain_graph=True, materialize_grads=True)
+                for slot, (leaves, out) in enumerate(slots)
             ]
-            for lane, gradient in enumerate(gradients):
+            for slot, gradient in enumerate(gradients):
                 for target, part in zip(into[: len(gradient)], gradient, strict=True):
-                    target[lane] += part
+                    target[slot] += part
 
         return logits, pullback
 
@@ -72,17 +76,17 @@ class ModuleKernel:
         curvature: Tensor,
         outer_slope: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        lanes = []
-        adjoint = adjoint[: len(self.shapes)]  # running statistics have none
-        for index, lane in enumerate(self._lanes(parameters, batch)):
-            logits = self._logits(lane)
-            losses = torch.nn.functional.cross_entropy(logits, lane.y, reduction="none")
+        slots = []
+        adjoint = adjoint[: len(self.layout.shapes)]  # running statistics have none
+        for index, slot in enumerate(self._slots(parameters, batch)):
+            logits = self._logits(slot)
+            losses = torch.nn.functional.cross_entropy(logits, slot.y, reduction="none")
             gradient = torch.autograd.grad(
-                losses @ curvature[index, : len(lane.y)], lane.leaves, create_graph=True, materialize_grads=True
+                losses @ curvature[index, : len(slot.y)], slot.leaves, create_graph=True, materialize_grads=True
             )
-            lanes.append((lane.leaves, logits, gradient))
-        slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in lanes], batch))
-        for index, (leaves, logits, gradient) in enumerate(lanes):
+            slots.append((slot.leaves, logits, gradient))
+        slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in slots], batch))
+        for index, (leaves, logits, gradient) in enumerate(slots):
             along = torch.stack([(g * p[index]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
             curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
             for target, part in zip(adjoint, curved, strict=True):
@@ -92,58 +96,58 @@ class ModuleKernel:
                 for target, part in zip(adjoint, direct, strict=True):
                     target[index] += part
 
-    def _lanes(self, parameters: Parameters, batch: Batch) -> "Iterator[_Lane]":
-        trained = len(self.shapes)
-        for lane, count in enumerate(batch.counts):
-            yield _Lane(
-                [p[lane].detach().requires_grad_() for p in parameters[:trained]],
-                [p[lane].detach().clone() for p in parameters[trained:]],
-                batch.x[lane, :count],
-                batch.y[lane, :count],
-                None if batch.seeds is None else batch.seeds[lane],
+    def _slots(self, parameters: Parameters, batch: Batch) -> "Iterator[_Slot]":
+        trained = len(self.layout.shapes)
+        for slot, count in enumerate(batch.counts):
+            yield _Slot(
+                [p[slot].detach().requires_grad_() for p in parameters[:trained]],
+                [p[slot].detach().clone() for p in parameters[trained:]],
+                batch.x[slot, :count],
+                batch.y[slot, :count],
+                None if batch.seeds is None else batch.seeds[slot],
             )
 
-    def _logits(self, lane: "_Lane") -> Tensor:
-        """The logits of a lane; in training its running statistics are moved."""
-        self._module.train(lane.seed is not None)
-        if lane.seed is not None:
-            self._generator.manual_seed(lane.seed)
-        held = dict(zip(self._names + self._running, lane.leaves + lane.running, strict=True))
-        logits: Tensor = functional_call(self._module, held, (lane.x,))
+    def _logits(self, slot: "_Slot") -> Tensor:
+        """The logits of a slot; in training its running statistics are moved."""
+        self._module.train(slot.seed is not None)
+        if slot.seed is not None:
+            self._generator.manual_seed(slot.seed)
+        held = dict(zip(self.layout.names + self.layout.buffer_names, slot.leaves + slot.running, strict=True))
+        logits: Tensor = functional_call(self._module, held, (slot.x,))
         return logits
 
-    def _check_training(self, lane: "_Lane") -> None:
+    def _check_training(self, slot: "_Slot") -> None:
         """Refuse a module whose steps cannot be made again: they may depend on nothing but parameters and seeds."""
         for name, layer in self._module.named_modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.momentum is None:
+            if getattr(layer, "running_mean", None) is not None and layer.momentum is None:
                 raise InputError(f"layer '{name}' ({type(layer).__name__}) has no momentum; give it one, such as 0.1.")
         kept = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        first, second = self._tried(lane), self._tried(lane)
+        first, second = self._tried(slot), self._tried(slot)
         if not torch.equal(first, second):
             raise InputError(
                 "the model gives other logits for the same rows each time it is trained; let it draw by nn.Dropout."
             )
         for name, buffer in self._module.named_buffers():
             counts_minibatches = name.endswith("num_batches_tracked")
-            if name not in self._running and not counts_minibatches and not torch.equal(buffer, kept[name]):
+            if name not in self.layout.buffer_names and not counts_minibatches and not torch.equal(buffer, kept[name]):
                 raise InputError(f"the model changes its buffer '{name}' when it is run; only running statistics may.")
 
-    def _fewest_rows(self, lane: "_Lane") -> int:
+    def _fewest_rows(self, slot: "_Slot") -> int:
         """2 where the model cannot be trained on a single row, as with BatchNorm after a linear layer."""
         try:
-            self._tried(replace(lane, x=lane.x[:1]))
+            self._tried(replace(slot, x=slot.x[:1]))
         except ValueError:
             return 2
         return 1
 
     @torch.no_grad()
-    def _tried(self, lane: "_Lane") -> Tensor:
-        return self._logits(replace(lane, running=[buffer.clone() for buffer in lane.running]))
+    def _tried(self, slot: "_Slot") -> Tensor:
+        return self._logits(replace(slot, running=[buffer.clone() for buffer in slot.running]))
 
 
 @dataclass(frozen=True)
-class _Lane:
-    """A lane's parameters as leaves of a graph of its own, its running statistics, its real rows and its seed."""
+class _Slot:
+    """A slot's parameters as leaves of a graph of its own, its running statistics, its real rows and its seed."""
 
     leaves: list[Tensor]
     running: list[Tensor]
@@ -153,8 +157,8 @@ class _Lane:
 
 
 def _padded(rows: list[Tensor], batch: Batch) -> Tensor:
-    """Logits of all lanes in one tensor, zeros where a minibatch is short."""
+    """Logits of all slots in one tensor, zeros where a minibatch is short."""
     out = rows[0].new_zeros(*batch.y.shape, rows[0].shape[-1])
-    for lane, real in enumerate(rows):
-        out[lane, : len(real)] = real.detach()
+    for slot, real in enumerate(rows):
+        out[slot, : len(real)] = real.detach()
     return out

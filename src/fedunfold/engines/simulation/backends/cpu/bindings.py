@@ -7,27 +7,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 log = logging.getLogger("fedunfold")
 
+EXTENSION = "fedunfold.engines.simulation.backends.cpu._local_training"
 VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
 TYPES = {torch.float32: "float", torch.float64: "double"}
-COUNTS = ("layers", "lanes", "steps", "rows", "threads", "start_stride", "along")
-WALKS = tuple(f"{name}_{of}" for name in ("forward", "backward", "predict") for of in TYPES.values())
-FUNCTIONS = ("shuffle_rows", "last_rows", *WALKS)
+Name = Literal["forward", "backward", "evaluate", "predict"]
+TRAINING = tuple(f"{name}_{of}" for name in get_args(Name) for of in TYPES.values())
+FUNCTIONS = ("shuffle_rows", "last_rows", *TRAINING)
+COUNTS = ("layers", "slots", "steps", "rows", "threads", "start_stride", "outer_on_path")
 POINTERS = (
-    *("sizes", "x", "marks", "background", "overlaps", "labels", "batches", "counts", "means"),
+    *("sizes", "x", "nonzero", "background", "overlaps", "labels", "batches", "counts", "means"),
     *("step_sizes", "factors", "class_weights", "start", "models", "losses", "sums"),
     *("predicted", "row_losses", "stopped"),
 )
 
 
-class Round(ctypes.Structure):
-    """`Round` of `mlp.hpp`."""
+class CallArgs(ctypes.Structure):
+    """`CallArgs` of `mlp.hpp`, which documents every field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in COUNTS),
@@ -37,56 +39,60 @@ class Round(ctypes.Structure):
 
 
 def is_built() -> bool:
-    """Whether walks can be called; without a compiler where the package was installed, torch makes them."""
+    """Whether the compiled code can be called.
+
+    Returns:
+        False where the package was installed without a compiler, or the processor lacks its vector instructions: torch
+        computes the same there.
+    """
     return _library() is not None
 
 
-def call(name: Literal["forward", "backward", "predict"], dtype: torch.dtype, round: Round, *, is_long: bool) -> None:
-    """One of the walks, for models of a type. A long one can be interrupted."""
-    walk, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}"), ctypes.c_int64(0)
-    round.stopped = ctypes.addressof(stopped)
+def call(name: Name, dtype: torch.dtype, args: CallArgs, *, is_long: bool) -> None:
+    """Call one of the compiled functions.
+
+    Args:
+        name: Which one.
+        dtype: The type of models and data.
+        args: What it reads and writes.
+        is_long: Whether the call can be interrupted by Ctrl-C, at the price of a thread.
+
+    Raises:
+        MemoryError: If there is not enough memory for it.
+    """
+    compiled, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}"), ctypes.c_int64(0)
+    args.stopped = ctypes.addressof(stopped)
 
     def work() -> bool:
-        return bool(walk(ctypes.byref(round)))
+        return bool(compiled(ctypes.byref(args)))
 
     if _interruptible(work, stopped) if is_long else work():
         raise MemoryError("there is not enough memory for a round.")
 
 
 def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
-    """Orders of rows; `shuffling.py` says of what, and that all epochs lie within the rows."""
-    _, lanes, width = rows.shape
-    to, *drawn = _pointers(rows, keys, epochs)
-    counts = [ctypes.c_int64(count) for count in (lanes, width, len(keys), threads)]
-    if _loaded().shuffle_rows(to, *counts[:2], *drawn, *counts[2:]):
-        raise MemoryError("there is not enough memory for the minibatches of a round.")
+    """`permutations.shuffle_rows` by compiled code, which does not check that all epochs lie within the rows."""
+    _draw("shuffle_rows", rows, keys, epochs, *rows.shape[1:], threads)
 
 
 def shuffle_ends(ends: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
-    """The ends of orders; `shuffling.py` says of what, and that there is room for them."""
-    if _loaded().last_rows(*_pointers(ends, keys, epochs), ctypes.c_int64(len(keys))):
+    """`permutations.last_rows` by compiled code, which does not check that `ends` has room for them."""
+    _draw("last_rows", ends, keys, epochs)
+
+
+def _draw(name: str, rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, *counts: int) -> None:
+    arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
+    as_compiled = all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
+    if not (as_compiled and rows.flags.writeable):
+        raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array, _ in arrays)
+    if getattr(_library(), name)(*pointers, *(ctypes.c_int64(count) for count in (len(keys), *counts))):
         raise MemoryError("there is not enough memory for the minibatches of a round.")
 
 
-def _pointers(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> list[ctypes.c_void_p]:
-    arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
-    if (
-        not all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
-        or not rows.flags.writeable
-    ):
-        raise ValueError("compiled code shuffles contiguous arrays of int32, by keys of uint64 and epochs of int64.")
-    return [ctypes.c_void_p(array.ctypes.data) for array, _ in arrays]
-
-
-def _loaded() -> ctypes.CDLL:
-    library = _library()
-    assert library is not None
-    return library
-
-
 def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:
-    """Python hears of Ctrl-C only where it waits itself, so that compiled code has to run elsewhere. It has ended when
-    this returns or raises: it reads and writes memory that is then given away."""
+    """Python handles Ctrl-C only while its main thread waits, so compiled code runs in another one. It has ended when
+    this returns or raises: it reads and writes memory that is freed then."""
     found: list[bool] = []
     lock, begun, ended = threading.Lock(), threading.Event(), threading.Event()
 
@@ -114,18 +120,18 @@ def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    found = find_spec("fedunfold.engines.simulation.backends.cpu._local_training")
+    found = find_spec(EXTENSION)
     if found is None or found.origin is None or torch.backends.cpu.get_cpu_capability() not in VECTORS:
         return None
     try:
         library = ctypes.CDLL(found.origin)
-        size = int(library.round_bytes())
+        size = int(library.call_args_bytes())
     except (OSError, AttributeError) as error:
-        log.warning("rounds are made by torch, because the compiled walk cannot be loaded: %s", error)
+        log.warning("rounds are computed by torch, because the compiled code cannot be loaded: %s", error)
         return None
-    if size != ctypes.sizeof(Round) or not all(hasattr(library, name) for name in FUNCTIONS):
+    if size != ctypes.sizeof(CallArgs) or not all(hasattr(library, name) for name in FUNCTIONS):
         log.warning(
-            "rounds are made by torch, because the compiled walk is another version's; install fedunfold again."
+            "rounds are computed by torch, because the compiled code is another version's; install fedunfold again."
         )
         return None
     return library

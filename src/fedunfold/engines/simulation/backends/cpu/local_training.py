@@ -1,33 +1,36 @@
-"""The walk of a round in one call of compiled code."""
+"""Local training of a cohort, its backward pass and evaluation, each in one call of compiled code."""
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.task import OuterLoss
-from fedunfold.engines.simulation.backends.cpu.bindings import TYPES, Round, call, is_built
-from fedunfold.engines.simulation.backends.cpu.sparse_rows import Rows
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
-from fedunfold.engines.simulation.kernels.base import numbers
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
+from fedunfold.engines.simulation.backends.cpu.bindings import TYPES, CallArgs, Name, call, is_built
+from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan
-from fedunfold.local.optimizers import LocalOptimizer, sgd
+from fedunfold.local import sgd
 
 WORTH_THREADS = 5_000_000
 """Multiplications in a forward pass over a round's minibatches, above which a second thread is worth its start."""
-READERS = 8  # lanes that share what is only read, however many threads there are: sums keep their order
-READ_AT_ONCE = 60  # rows of theirs at a time: whole tiles, and slopes that stay in the first cache
+EVALUATION_SLOTS = 8  # that share the rows to evaluate, however many threads there are: sums have a fixed order
+EVALUATION_ROWS = 60  # of theirs at a time: whole tiles, and output gradients that stay in the first cache
 PADDING = 16  # at least what `gemm.hpp` pads columns to
 LONG = 3_000_000_000
 """Multiplications above which one may want to interrupt the round: a good part of a second."""
 
 
 def is_supported(x: Tensor) -> bool:
-    """Whether rounds on data x can be called."""
+    """Whether compiled code can train on data x.
+
+    Args:
+        x: The data, on the device and in the type of the computation.
+    """
     return x.device.type == "cpu" and x.dtype in TYPES and is_built()
 
 
@@ -35,90 +38,117 @@ def is_supported(x: Tensor) -> bool:
 class CpuTrainer:
     """What `TorchTrainer` does, for stacks of linear layers on a CPU.
 
-    Every lane is walked by one thread at a time, so that its numbers do not depend on how many threads there are.
+    Every client slot is trained by one thread at a time, so that its numbers do not depend on how many threads there
+    are.
+
+    Attributes:
+        kernel: The stack of linear layers.
+        rows: The data of all clients.
+        y: Their labels.
+        batches: The minibatches of every client slot.
+        step_sizes: η_k of every slot [L].
+        optimizer: The clients' optimiser, of which `fused_mu` is used.
+        outer: How minibatches enter the outer loss; None where they do not.
+        threads: How many threads may be used.
     """
 
-    stack: MLPKernel
-    rows: Rows
+    uses_torch_threads: ClassVar[bool] = False
+
+    kernel: MLPKernel
+    rows: SparseRows
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
     threads: int
 
-    def forward(self, start: Tensor, tally: StepSums) -> Tensor:
-        """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
+    def forward(self, start: Tensor, sums: StepSums) -> Tensor:
+        """Train every slot.
+
+        Args:
+            start: w^(t) of every slot [L, d].
+            sums: Filled with losses; outer gradients are added where it has a place for them.
+
+        Returns:
+            w_k of every slot [L, d].
+        """
         start = start if start.stride(1) == 1 else start.contiguous()
         # Memory of numpy's, because torch's is aligned: one round's, given back, would be too small for the next.
         models = torch.from_numpy(np.empty(start.shape, start.new_empty(0).numpy().dtype))
-        round, lanes = self._round(start, models), len(start)
-        round.losses = self._pointer(tally.losses, 2, lanes)
-        round.sums = self._pointer(tally.outer_gradients, *start.shape)
-        call("forward", start.dtype, round, is_long=self._multiplications >= LONG)
+        args, slots = self._args(start, models), len(start)
+        args.losses = self._pointer(sums.losses, 2, slots)
+        args.sums = self._pointer(sums.outer_gradients, *start.shape)
+        self._call("forward", args)
         return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """dL/dw^(t) through every lane, given dL/dw_k."""
+        """Differentiate through the local training of every slot, which is repeated for it.
+
+        Args:
+            start: w^(t) of every slot [L, d].
+            adjoint: dL/dw_k of every slot [L, d].
+
+        Returns:
+            dL/dw^(t) through every slot [L, d].
+        """
         start = start if start.stride(1) == 1 else start.contiguous()
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
-        call("backward", start.dtype, self._round(start, adjoint), is_long=self._multiplications >= LONG)
+        self._call("backward", self._args(start, adjoint))
         return adjoint
 
-    def predictions(self, model: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of every row of the schedule
-        [S, L, B], at a model w [d] that does not move."""
-        shape = self.schedule.rows.shape
-        predicted, losses = self.y.new_empty(shape), model.new_empty(shape)
-        start = model.contiguous().expand(shape[1], -1)
-        round = self._round(start)
-        round.predicted, round.row_losses = _pointer(predicted, torch.int64, *shape), self._pointer(losses, *shape)
-        call("predict", model.dtype, round, is_long=self._multiplications >= LONG)
-        return predicted, losses
-
     def supports_backward(self, memory_budget: int) -> bool:
-        """Whether what is kept is within the budget: of every step its activations and the layers above the first; of
-        every lane the model and the adjoint, and with prox the anchor and its gain."""
-        steps, lanes, rows = self.schedule.rows.shape
+        """Whether what the backward pass saves is within the budget.
+
+        That is, of every step its activations and the layers above the first; of every slot the model and the adjoint,
+        and with prox the anchor and its adjoint.
+
+        Args:
+            memory_budget: Bytes.
+        """
+        steps, slots, rows = self.batches.rows.shape
         padded = [-(-units // PADDING) * PADDING for units in self._sizes[1:].tolist()]
         sizes = [(below + 1) * units for below, units in zip(self._sizes[:-1].tolist(), padded, strict=True)]
-        kept = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.update.mu else 2) * sum(sizes)
-        return bool(lanes * kept * self.rows.values.element_size() <= memory_budget)
+        saved = steps * (rows * sum(padded) + sum(sizes[1:])) + (4 if self.optimizer.fused_mu else 2) * sum(sizes)
+        return bool(slots * saved * self.rows.values.element_size() <= memory_budget)
 
-    def _round(self, start: Tensor, models: Tensor | None = None) -> Round:
-        """All but what a walk leaves beside the models. Whatever is not as compiled code takes it to be is refused."""
-        schedule, rows, outer = self.schedule, self.rows, self.outer
-        steps, lanes, most_rows = schedule.rows.shape
+    def _args(self, start: Tensor, models: Tensor | None = None) -> CallArgs:
+        """All but the results beside the models. Whatever is not as compiled code takes it to be is refused."""
+        batches, rows, outer = self.batches, self.rows, self.outer
+        steps, slots, batch_size = batches.rows.shape
         samples, features = rows.values.shape
-        size = numbers(self.stack.shapes)
-        if start.shape != (lanes, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
-            raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are walked, not these.")
-        if schedule.counts.dtype != np.int32 or not schedule.counts.flags.c_contiguous:
+        size = self.kernel.layout.num_params
+        if start.shape != (slots, size) or start.dtype != rows.values.dtype or features != self._sizes[0]:
+            raise ValueError(f"models of {size} numbers over {self._sizes[0]} features are trained, not these.")
+        if batches.counts.dtype != np.int32 or not batches.counts.flags.c_contiguous:
             raise ValueError("counts are read row by row.")
-        return Round(
+        return CallArgs(
             layers=len(self._sizes) - 1,
-            lanes=lanes,
+            slots=slots,
             steps=steps,
-            rows=most_rows,
+            rows=batch_size,
             threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
-            along=outer is not None and not outer.loss.only_last_layer,
-            mu=self.update.mu,
+            outer_on_path=outer is not None and not outer.loss.only_final,
+            mu=self.optimizer.fused_mu,
             sizes=self._sizes.ctypes.data,
             x=self._pointer(rows.values, samples, features),
-            marks=None if rows.marks is None else rows.marks.ctypes.data,
+            nonzero=None if rows.nonzero is None else rows.nonzero.ctypes.data,
             background=self._pointer(rows.background, features),
             overlaps=self._pointer(rows.overlaps, samples),
             labels=_pointer(self.y, torch.int64, samples),
-            batches=_pointer(schedule.rows, torch.int32, steps, lanes, most_rows),
-            counts=schedule.counts.ctypes.data,
-            means=self._pointer(schedule.means, steps, lanes, most_rows),
-            step_sizes=self._pointer(self.step_sizes, lanes),
-            factors=self._pointer(None if outer is None else outer.factors, lanes),
+            batches=_pointer(batches.rows, torch.int32, steps, slots, batch_size),
+            counts=batches.counts.ctypes.data,
+            means=self._pointer(batches.means, steps, slots, batch_size),
+            step_sizes=self._pointer(self.step_sizes, slots),
+            factors=self._pointer(None if outer is None else outer.factors, slots),
             class_weights=self._pointer(None if outer is None else outer.class_weights, int(self._sizes[-1])),
             start=start.data_ptr(),
-            models=self._pointer(models, lanes, size),
+            models=self._pointer(models, slots, size),
         )
+
+    def _call(self, name: Name, args: CallArgs) -> None:
+        call(name, self.rows.values.dtype, args, is_long=self._multiplications >= LONG)
 
     def _pointer(self, tensor: Tensor | None, *shape: int) -> int | None:
         return _pointer(tensor, self.rows.values.dtype, *shape)
@@ -126,56 +156,92 @@ class CpuTrainer:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """Features, and the units of every layer."""
-        weights = [shape for shape in self.stack.shapes if len(shape) == 2]
+        weights = [shape for shape in self.kernel.layout.shapes if len(shape) == 2]
         return np.array([weights[0][1], *(shape[0] for shape in weights)], dtype=np.int64)
 
     @cached_property
     def _multiplications(self) -> int:
-        """In a forward pass over all minibatches, of which a way back takes several."""
-        return int(self.schedule.counts.sum()) * numbers(self.stack.shapes)
+        """In a forward pass over all minibatches, of which a backward pass takes several."""
+        return int(self.batches.counts.sum()) * self.kernel.layout.num_params
 
 
-def read_outer(
-    stack: MLPKernel, rows: Rows, y: Tensor, model: Tensor, chosen: np.ndarray, coefficients: Tensor, threads: int
+def evaluate_outer(
+    kernel: MLPKernel,
+    rows: SparseRows,
+    y: Tensor,
+    model: Tensor,
+    chosen: np.ndarray,
+    coefficients: Tensor,
+    threads: int,
 ) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i ce_i(w) over chosen rows at a model w that does not move, and its gradient: a walk in steps of size 0."""
-    schedule = _schedule(chosen, coefficients)
-    lanes = len(schedule.order)
-    ones = coefficients.new_ones(lanes)
-    terms = OuterWeights(OuterLoss("path"), ones, None)
-    gradients = model.new_zeros(lanes, len(model))
-    tally = StepSums(ones.new_empty(2, lanes), None, gradients)
-    walk = CpuTrainer(stack, rows, y, schedule, ones * 0, sgd(), terms, threads)
-    walk.forward(model.expand(lanes, -1), tally)
-    return tally.losses[1].sum(), gradients.sum(0)
+    """Σ_i c_i ce_i(w) over chosen rows at fixed parameters w, and its gradient.
+
+    Args:
+        kernel: The stack of linear layers.
+        rows: The data.
+        y: Their labels.
+        model: w [d].
+        chosen: Which rows of the data [n].
+        coefficients: c_i of every chosen row [n].
+        threads: How many threads may be used.
+
+    Returns:
+        The sum and its gradient [d].
+    """
+    evaluator = _evaluator(kernel, rows, y, chosen, coefficients, threads)
+    start = model.contiguous().expand(len(evaluator.batches.order), -1)
+    losses, gradients = model.new_empty(len(start)), model.new_zeros(start.shape)
+    args = evaluator._args(start)
+    args.losses, args.sums = losses.data_ptr(), gradients.data_ptr()
+    evaluator._call("evaluate", args)
+    return losses.sum(), gradients.sum(0)
 
 
-def read_predictions(
-    stack: MLPKernel, rows: Rows, y: Tensor, model: Tensor, chosen: np.ndarray, threads: int
+def predict(
+    kernel: MLPKernel, rows: SparseRows, y: Tensor, model: Tensor, chosen: np.ndarray, threads: int
 ) -> tuple[Tensor, Tensor]:
-    """Predicted class and cross-entropy of chosen rows at a model w that does not move."""
-    schedule = _schedule(chosen, model.new_ones(len(chosen)))
-    no_steps = model.new_zeros(len(schedule.order))
-    walk = CpuTrainer(stack, rows, y, schedule, no_steps, sgd(), None, threads)
-    predicted, losses = walk.predictions(model)
-    return predicted.flatten()[: len(chosen)], losses.flatten()[: len(chosen)]
+    """argmax_c z_ic and log Σ_c e^{z_ic} − z_{i y_i}: predicted class and cross-entropy of chosen rows at fixed
+    parameters w.
+
+    Args:
+        kernel: The stack of linear layers.
+        rows: The data.
+        y: Their labels.
+        model: w [d].
+        chosen: Which rows of the data [n].
+        threads: How many threads may be used.
+
+    Returns:
+        The classes and the losses, [n] each.
+    """
+    evaluator = _evaluator(kernel, rows, y, chosen, model.new_ones(len(chosen)), threads)
+    start = model.contiguous().expand(len(evaluator.batches.order), -1)
+    numel = evaluator.batches.rows.numel()
+    predicted, losses = y.new_empty(numel), model.new_empty(numel)
+    args = evaluator._args(start)
+    args.predicted, args.row_losses = predicted.data_ptr(), losses.data_ptr()
+    evaluator._call("predict", args)
+    return predicted[: len(chosen)], losses[: len(chosen)]
 
 
-def _schedule(chosen: np.ndarray, coefficients: Tensor) -> DeviceBatchPlan:
-    """Chosen rows in the order given, dealt out to lanes that only read."""
-    lanes = min(READERS, len(chosen))
-    steps = -(-len(chosen) // (lanes * READ_AT_ONCE))
-    shape = (steps, lanes, READ_AT_ONCE)
-    batches, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
-    batches[: len(chosen)], means[: len(chosen)] = chosen, coefficients
-    left = len(chosen) - READ_AT_ONCE * np.arange(steps * lanes)
-    counts = np.clip(left, 0, READ_AT_ONCE).astype(np.int32).reshape(steps, lanes)
-    minibatches = torch.from_numpy(batches).view(shape), counts, (), means.view(shape)
-    return DeviceBatchPlan(tuple(range(lanes)), tuple((counts > 0).sum(1).tolist()), *minibatches)
+def _evaluator(
+    kernel: MLPKernel, rows: SparseRows, y: Tensor, chosen: np.ndarray, coefficients: Tensor, threads: int
+) -> CpuTrainer:
+    """Chosen rows in the order given, divided among slots that take no step."""
+    slots = min(EVALUATION_SLOTS, len(chosen))
+    steps = -(-len(chosen) // (slots * EVALUATION_ROWS))
+    shape = (steps, slots, EVALUATION_ROWS)
+    places, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
+    places[: len(chosen)], means[: len(chosen)] = chosen, coefficients
+    left = len(chosen) - EVALUATION_ROWS * np.arange(steps * slots)
+    counts = np.clip(left, 0, EVALUATION_ROWS).astype(np.int32).reshape(steps, slots)
+    minibatches = torch.from_numpy(places).view(shape), counts, means.view(shape)
+    batches = DeviceBatchPlan(tuple(range(slots)), tuple((counts > 0).sum(1).tolist()), *minibatches)
+    return CpuTrainer(kernel, rows, y, batches, coefficients.new_zeros(slots), sgd(), None, threads)
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
-    """Where a tensor begins: all that compiled code knows of it."""
+    """The address of a tensor: all that compiled code knows of it."""
     if tensor is None:
         return None
     if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():

@@ -1,4 +1,4 @@
-// The walk of a round on a CPU, for stacks of linear layers; loaded by `library.py`.
+// Local training of a cohort on a CPU, for stacks of linear layers; loaded by `bindings.py`.
 
 #include <algorithm>
 #include <atomic>
@@ -18,7 +18,7 @@
 #define INLINE inline __attribute__((always_inline))
 
 #if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__) || defined(_WIN32)
-#error "written and measured for GCC on x86-64 and a 64-bit long; elsewhere torch makes the walk"
+#error "written and measured for GCC on x86-64 and a 64-bit long; elsewhere torch trains"
 #endif
 #pragma GCC target("avx2,fma")
 
@@ -35,23 +35,25 @@ template <class Work> int run(Work work) {
     try {
         work();
         return 0;
-    } catch (...) {  // memory that is not there; nothing else is thrown
+    } catch (...) {  // std::bad_alloc; nothing else is thrown
         return 1;
     }
 }
 }  // namespace
 
 extern "C" {
-int64_t round_bytes() { return sizeof(Round<float>); }
-int forward_float(const Round<float>* round) { return run([=] { forward(*round); }); }
-int forward_double(const Round<double>* round) { return run([=] { forward(*round); }); }
-int backward_float(const Round<float>* round) { return run([=] { backward(*round); }); }
-int backward_double(const Round<double>* round) { return run([=] { backward(*round); }); }
-int predict_float(const Round<float>* round) { return run([=] { predict(*round); }); }
-int predict_double(const Round<double>* round) { return run([=] { predict(*round); }); }
-int shuffle_rows(int32_t* rows, int64_t lanes, int64_t width, const uint64_t* keys, const int64_t* epochs, int64_t count,
-                 int64_t threads) {
-    return run([=] { shuffle_epochs(rows, lanes, width, keys, epochs, count, threads); });
+int64_t call_args_bytes() { return sizeof(CallArgs<float>); }
+int forward_float(const CallArgs<float>* args) { return run([=] { forward(*args); }); }
+int forward_double(const CallArgs<double>* args) { return run([=] { forward(*args); }); }
+int backward_float(const CallArgs<float>* args) { return run([=] { backward(*args); }); }
+int backward_double(const CallArgs<double>* args) { return run([=] { backward(*args); }); }
+int evaluate_float(const CallArgs<float>* args) { return run([=] { evaluate(*args); }); }
+int evaluate_double(const CallArgs<double>* args) { return run([=] { evaluate(*args); }); }
+int predict_float(const CallArgs<float>* args) { return run([=] { predict(*args); }); }
+int predict_double(const CallArgs<double>* args) { return run([=] { predict(*args); }); }
+int shuffle_rows(int32_t* rows, const uint64_t* keys, const int64_t* epochs, int64_t count, int64_t slots,
+                 int64_t width, int64_t threads) {
+    return run([=] { shuffle_epochs(rows, keys, epochs, count, slots, width, threads); });
 }
 int last_rows(int32_t* ends, const uint64_t* keys, const int64_t* epochs, int64_t count) {
     return run([=] { shuffle_ends(ends, keys, epochs, count); });

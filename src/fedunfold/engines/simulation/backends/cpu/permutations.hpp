@@ -29,18 +29,18 @@ class Philox {
     uint64_t counter = 0;
 };
 
-// An order of 0 … size − 1, where `places` has room for as many. Only its last `kept` places are drawn, the others are
-// left unfinished.
-inline void shuffle(int32_t* order, uint32_t* places, long size, long kept, Philox random) {
+// An order of 0 … size − 1, where `places` has room for as many. Only its last `wanted` places are drawn, the
+// others are left unfinished.
+inline void shuffle(int32_t* order, uint32_t* places, long size, long wanted, Philox random) {
     uint32_t numbers[Philox::AT_ONCE], mask = ~0u;
-    const long left = std::max(size - 1 - kept, 0L);
+    const long left = std::max(size - 1 - wanted, 0L);
     for (long last = size - 1; last > left;) {
         random.draw(numbers);
         for (int n = 0; n < Philox::AT_ONCE && last > left; n++) {
             while (mask / 2 >= last) mask /= 2;
             const uint32_t drawn = numbers[n] & mask;
             places[last] = drawn;
-            last -= drawn <= last;  // without a branch, which would be foreseen no better than a coin
+            last -= drawn <= last;  // without a branch, which no processor could predict
         }
     }
     std::iota(order, order + size, 0);
@@ -54,17 +54,17 @@ inline void shuffle_ends(int32_t* ends, const uint64_t* keys, const int64_t* epo
     std::vector<int32_t> order(longest);
     std::vector<uint32_t> places(longest);
     for (long e = 0; e < count; e++) {
-        const long size = epochs[2 * e], kept = epochs[2 * e + 1];
-        if (!kept) continue;
-        shuffle(order.data(), places.data(), size, kept, Philox(keys + 2 * e));
-        ends = std::copy(order.begin() + size - kept, order.begin() + size, ends);
+        const long size = epochs[2 * e], wanted = epochs[2 * e + 1];
+        if (!wanted) continue;
+        shuffle(order.data(), places.data(), size, wanted, Philox(keys + 2 * e));
+        ends = std::copy(order.begin() + size - wanted, order.begin() + size, ends);
     }
 }
 
-// Epochs are lane, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
+// Epochs are slot, first step and number of rows; an epoch's rows, which all stand at their client's first, become that
 // many places after it, in the order drawn with its key. Threads take epochs as they come to them.
 inline void shuffle_epochs(
-    int32_t* rows, long lanes, long width, const uint64_t* keys, const int64_t* epochs, long count, int threads) {
+    int32_t* rows, const uint64_t* keys, const int64_t* epochs, long count, long slots, long width, int threads) {
     long longest = 0;
     for (long e = 0; e < count; e++) longest = std::max(longest, (long)epochs[3 * e + 2]);
     std::vector<int32_t> orders(threads * longest);
@@ -73,10 +73,10 @@ inline void shuffle_epochs(
     const auto work = [&](int thread) {
         int32_t* order = orders.data() + thread * longest;
         for (long e = next++; e < count; e = next++) {
-            const long lane = epochs[3 * e], first = epochs[3 * e + 1], size = epochs[3 * e + 2];
+            const long slot = epochs[3 * e], first = epochs[3 * e + 1], size = epochs[3 * e + 2];
             shuffle(order, places.data() + thread * longest, size, size, Philox(keys + 2 * e));
-            int32_t* row = rows + (first * lanes + lane) * width;
-            for (long begin = 0; begin < size; begin += width, row += lanes * width) {
+            int32_t* row = rows + (first * slots + slot) * width;
+            for (long begin = 0; begin < size; begin += width, row += slots * width) {
                 const long end = std::min(begin + width, size);
                 for (long i = begin; i < end; i++) row[i - begin] += order[i];
             }
@@ -86,7 +86,7 @@ inline void shuffle_epochs(
     others.reserve(threads);
     try {
         for (int t = 1; t < threads; t++) others.emplace_back(work, t);
-    } catch (...) {  // a thread that cannot be had, or no memory for it: the others do its work
+    } catch (...) {  // no further thread or no memory for one: those that have started do the work
     }
     work(0);
     for (std::thread& other : others) other.join();

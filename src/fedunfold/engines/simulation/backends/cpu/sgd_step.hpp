@@ -11,147 +11,162 @@ template <class T> struct Matrix {
     T* row(int i) { return values.data() + (long)i * columns; }
 };
 
-// One lane under way. `tape` keeps what the way back needs of every step.
-template <class T> struct Lane {
-    std::vector<T> model, anchor, sums, adjoint, gain, tape;
+// The state of one client slot. `saved` has, of every step, what its backward pass needs.
+template <class T> struct Slot {
+    std::vector<T> model, anchor, sums, adjoint, anchor_adjoint, saved;
     double loss = 0, outer_loss = 0;
     int done = 0, steps = 0;
 
-    void forget() {
-        for (auto* numbers : {&model, &anchor, &sums, &adjoint, &gain, &tape}) std::vector<T>().swap(*numbers);
+    void free_memory() {
+        for (auto* numbers : {&model, &anchor, &sums, &adjoint, &anchor_adjoint, &saved})
+            std::vector<T>().swap(*numbers);
     }
 };
 
-// Steps of lanes, one after the other, by the formulas of `linear_stack.py` and `walk.py`; a thread has one of these.
-template <class T> class Step {
-    using Layer = typename Stack<T>::Layer;
-    const Round<T>& round;
-    const Stack<T>& stack;
+// Steps of slots, one after the other, by the formulas of `kernels/mlp.py` and `backends/torch/local_training.py`, with
+// δ in `deltas`, γ in `gammas` and ż, ȧ in `tangents`; each thread has one of these.
+template <class T> class SgdStep {
+    using Layer = typename MlpLayout<T>::Layer;
+    const CallArgs<T>& args;
+    const MlpLayout<T>& layout;
     const std::vector<Layer>& layers;
     const int last;
-    std::vector<Matrix<T>> activations, slopes, chains, moved;  // of every layer's outputs
-    std::vector<std::vector<T>> turned;                         // W_l of every layer, as right factors
+    std::vector<Matrix<T>> activations, deltas, gammas, tangents;  // of every layer's outputs
+    std::vector<std::vector<T>> transposed;                        // W_l of every layer, as right factors
     std::vector<T> zeros, sum;
     std::vector<const T*> x;
-    std::vector<const uint64_t*> marks;
-    Lists lists;
+    std::vector<const uint64_t*> nonzero;
+    IndexLists lists;
 
-    int index = 0, rows = 0;  // of the lane, of the minibatch
+    int index = 0, rows = 0;  // of the slot, of the minibatch
     const int32_t* batch = nullptr;
     const T* means = nullptr;
 
    public:
-    Step(const Round<T>& round, const Stack<T>& stack)
-        : round(round), stack(stack), layers(stack.layers), last((int)layers.size() - 1), zeros(stack.widest), sum(stack.widest),
-          x(round.rows), marks(round.rows), lists((int)round.rows, std::max(stack.widest, layers[0].in)) {
+    SgdStep(const CallArgs<T>& args, const MlpLayout<T>& layout)
+        : args(args), layout(layout), layers(layout.layers), last((int)layers.size() - 1), zeros(layout.widest),
+          sum(layout.widest), x(args.rows), nonzero(args.rows),
+          lists((int)args.rows, std::max(layout.widest, layers[0].in)) {
         for (const Layer& layer : layers) {
-            for (auto* matrices : {&activations, &slopes, &chains, &moved}) matrices->emplace_back(round.rows, layer.columns);
-            turned.emplace_back(&layer == &layers[0] ? 0 : (long)layer.out * layers[turned.size() - 1].columns);
+            for (auto* matrices : {&activations, &deltas, &gammas, &tangents})
+                matrices->emplace_back(args.rows, layer.columns);
+            transposed.emplace_back(&layer == &layers[0] ? 0 : (long)layer.out * layers[transposed.size() - 1].columns);
         }
     }
 
-    // w ← w − η (∇ℓ_b(w) + μ (w − w^(t))), adding up losses and outer gradients where they are wanted
-    void walk(int lane_index, Lane<T>& lane, int step, bool seen) {
-        begin(lane_index, step);
-        T* w = lane.model.data();
+    // w ← w − η (∇ℓ_b(w) + μ (w − w^(t))), summing losses and outer gradients where `tallies` is set
+    void train(int slot_index, Slot<T>& slot, int step, bool tallies) {
+        begin(slot_index, step);
+        T* w = slot.model.data();
         activate(w);
-        const T rate = round.step_sizes[lane_index];
-        if (seen && round.sums) {
+        const T rate = args.step_sizes[slot_index];
+        if (tallies && args.sums) {
             differentiate([&](int i) { return outer_coefficient(i); });
-            descend(w, slopes);
-            add(slopes, lane.sums.data());
+            backpropagate(w);
+            add(deltas, slot.sums.data());
         }
-        differentiate([&](int i) { return -rate * means[i]; }, seen ? &lane : nullptr);
+        differentiate([&](int i) { return -rate * means[i]; }, tallies ? &slot : nullptr);
         if (rate == 0) return;
-        descend(w, slopes);
-        if (round.mu) {
-            const T pull = rate * (T)round.mu;
-            for (long i = 0; i < stack.size; i++) w[i] += pull * (lane.anchor[i] - w[i]);
+        backpropagate(w);
+        if (args.mu) {
+            const T prox = rate * (T)args.mu;
+            for (long i = 0; i < layout.size; i++) w[i] += prox * (slot.anchor[i] - w[i]);
         }
-        add(slopes, w);
+        add(deltas, w);
+    }
+
+    // Σ_i c_i ce_i(w) and its gradient, with the coefficients c_i in `means`, added to the sums of a slot
+    void evaluate(int slot_index, const T* w, Slot<T>& slot, int step) {
+        begin(slot_index, step);
+        activate(w);
+        differentiate([&](int i) { return means[i]; }, &slot);
+        backpropagate(w);
+        add(deltas, slot.sums.data());
     }
 
     // Of every row the predicted class, the first where logits are alike, and the cross-entropy
-    void predict(int lane_index, const T* w, int step) {
-        begin(lane_index, step);
+    void predict(int slot_index, const T* w, int step) {
+        begin(slot_index, step);
         activate(w);
-        const long first = batch - round.batches;
+        const long first = batch - args.batches;
         const int classes = layers[last].out;
         for (int i = 0; i < rows; i++) {
             const T* z = activations[last].row(i);
-            T* shares = slopes[last].row(i);
-            round.predicted[first + i] = std::max_element(z, z + classes) - z;
-            round.row_losses[first + i] = softmax(z, classes, layers[last].columns, round.labels[batch[i]], shares);
+            T* probabilities = deltas[last].row(i);
+            args.predicted[first + i] = std::max_element(z, z + classes) - z;
+            args.row_losses[first + i] =
+                softmax(z, classes, layers[last].columns, args.labels[batch[i]], probabilities);
         }
     }
 
-    // A step of the walk, keeping what the way back needs of it: activations, and the model but for its first layer.
-    void keep(int lane_index, Lane<T>& lane, int step) {
-        T* kept = lane.tape.data() + step * kept_numbers(round, stack);
-        kept = std::copy(lane.model.begin() + stack.first_size, lane.model.end(), kept);
-        walk(lane_index, lane, step, false);
-        for (auto& activation : activations) kept = std::copy(activation.values.begin(), activation.values.end(), kept);
+    // The same step, saving what its backward pass needs: activations, and the model above its first layer.
+    void train_and_save(int slot_index, Slot<T>& slot, int step) {
+        T* to = slot.saved.data() + step * saved_per_step(args, layout);
+        to = std::copy(slot.model.begin() + layout.first_size, slot.model.end(), to);
+        train(slot_index, slot, step, false);
+        for (auto& activation : activations) to = std::copy(activation.values.begin(), activation.values.end(), to);
     }
 
-    static long kept_numbers(const Round<T>& round, const Stack<T>& stack) {
-        long numbers = stack.size - stack.first_size;
-        for (const Layer& layer : stack.layers) numbers += round.rows * layer.columns;
+    static long saved_per_step(const CallArgs<T>& args, const MlpLayout<T>& layout) {
+        long numbers = layout.size - layout.first_size;
+        for (const Layer& layer : layout.layers) numbers += args.rows * layer.columns;
         return numbers;
     }
 
     // p ← p − η (H_b(w) + μ I) p + ∇ℓ^out_b(w)
-    void walk_back(int lane_index, Lane<T>& lane, int step) {
-        begin(lane_index, step);
-        const T* kept = lane.tape.data() + step * kept_numbers(round, stack);
-        const T* upper = kept;
-        const auto weight = [&](int l) { return upper + layers[l].weight - stack.first_size; };
-        kept += stack.size - stack.first_size;
+    void backward(int slot_index, Slot<T>& slot, int step) {
+        begin(slot_index, step);
+        const T* from = slot.saved.data() + step * saved_per_step(args, layout);
+        const T* upper = from;
+        const auto weight = [&](int l) { return upper + layers[l].weight - layout.first_size; };
+        from += layout.size - layout.first_size;
         for (auto& activation : activations) {
-            std::copy(kept, kept + activation.values.size(), activation.values.begin());
-            kept += activation.values.size();
+            std::copy(from, from + activation.values.size(), activation.values.begin());
+            from += activation.values.size();
         }
-        T* p = lane.adjoint.data();
+        T* p = slot.adjoint.data();
         for (int l = 0; l <= last; l++) {
-            apply(l, p, moved[l]);
-            if (l) multiply(left(moved, l - 1), lists, weight(l), layers[l].columns, moved[l].data(),
-                            layers[l].columns, moved[l].data());
-            if (l < last) mask(moved[l], activations[l]);
+            apply(l, p, tangents[l]);
+            if (l) multiply(left(tangents, l - 1), lists, weight(l), layers[l].columns, tangents[l].data(),
+                            layers[l].columns, tangents[l].data());
+            if (l < last) mask(tangents[l], activations[l]);
         }
-        const T rate = round.step_sizes[lane_index];
-        turn_logits(rate);
+        const T rate = args.step_sizes[slot_index];
+        backward_logits(rate);
         for (int l = last; l > 0; l--) {
             const int below = layers[l - 1].columns;
-            turn(p + layers[l].weight, l);
-            multiply(left(slopes, l), lists, turned[l].data(), below, zeros.data(), 0, chains[l - 1].data());
-            turn(weight(l), l);
-            multiply(left(chains, l), lists, turned[l].data(), below, chains[l - 1].data(), below, chains[l - 1].data());
-            multiply(left(slopes, l), lists, turned[l].data(), below, zeros.data(), 0, slopes[l - 1].data());
-            mask(chains[l - 1], activations[l - 1]);
-            mask(slopes[l - 1], activations[l - 1]);
+            transpose(p + layers[l].weight, l);
+            multiply(left(deltas, l), lists, transposed[l].data(), below, zeros.data(), 0, gammas[l - 1].data());
+            transpose(weight(l), l);
+            multiply(left(gammas, l), lists, transposed[l].data(), below, gammas[l - 1].data(), below,
+                     gammas[l - 1].data());
+            multiply(left(deltas, l), lists, transposed[l].data(), below, zeros.data(), 0, deltas[l - 1].data());
+            mask(gammas[l - 1], activations[l - 1]);
+            mask(deltas[l - 1], activations[l - 1]);
         }
-        if (round.mu) {
-            const T pull = rate * (T)round.mu;
-            for (long i = 0; i < stack.size; i++) {
-                lane.gain[i] += pull * p[i];
-                p[i] -= pull * p[i];
+        if (args.mu) {
+            const T prox = rate * (T)args.mu;
+            for (long i = 0; i < layout.size; i++) {
+                slot.anchor_adjoint[i] += prox * p[i];
+                p[i] -= prox * p[i];
             }
         }
-        add(chains, p);
+        add(gammas, p);
         for (int l = 1; l <= last; l++)
-            add_transposed(left(moved, l - 1), lists, slopes[l].data(), layers[l].columns, p + layers[l].weight);
+            add_transposed(left(tangents, l - 1), lists, deltas[l].data(), layers[l].columns, p + layers[l].weight);
     }
 
    private:
-    void begin(int lane_index, int step) {
-        index = lane_index;
-        const long minibatch = (long)step * round.lanes + index;
-        batch = round.batches + minibatch * round.rows;
-        means = round.means + minibatch * round.rows;
-        rows = round.counts[minibatch];
+    void begin(int slot_index, int step) {
+        index = slot_index;
+        const long minibatch = (long)step * args.slots + index;
+        batch = args.batches + minibatch * args.rows;
+        means = args.means + minibatch * args.rows;
+        rows = args.counts[minibatch];
         const long words = (layers[0].in + 63) / 64;
         for (int i = 0; i < rows; i++) {
-            x[i] = round.x + (long)batch[i] * layers[0].in;
-            if (round.marks) marks[i] = round.marks + batch[i] * words;
+            x[i] = args.x + (long)batch[i] * layers[0].in;
+            if (args.nonzero) nonzero[i] = args.nonzero + batch[i] * words;
         }
     }
 
@@ -161,22 +176,22 @@ template <class T> class Step {
     }
     Left<T> input(int l) const {
         if (l) return left(activations, l - 1);
-        return {x.data(), round.marks ? marks.data() : nullptr, rows, layers[0].in};
+        return {x.data(), args.nonzero ? nonzero.data() : nullptr, rows, layers[0].in};
     }
 
     // to = a_{l−1} W_lᵀ + b_l
     void apply(int l, const T* model, Matrix<T>& to) {
         const Layer& layer = layers[l];
         const T* bias = model + layer.bias;
-        if (l || !round.background) {
+        if (l || !args.background) {
             multiply(input(l), lists, model + layer.weight, layer.columns, bias, 0, to.data());
             return;
         }
-        const T *shift = model + stack.shift(), *reached = model + stack.reached();
+        const T *shift = model + layout.background_shift(), *output = model + layout.background_output();
         for (int i = 0; i < rows; i++) {
-            const T overlap = round.overlaps[batch[i]];
+            const T overlap = args.overlaps[batch[i]];
             T* row = to.row(i);
-            for (int c = 0; c < layer.columns; c++) row[c] = bias[c] + reached[c] + overlap * shift[c];
+            for (int c = 0; c < layer.columns; c++) row[c] = bias[c] + output[c] + overlap * shift[c];
         }
         multiply(input(l), lists, model + layer.weight, layer.columns, to.data(), layer.columns, to.data());
     }
@@ -191,16 +206,16 @@ template <class T> class Step {
     }
 
     // W_lᵀ += a_{l−1}ᵀ δ_l and b_l += Σ δ_l, in every layer
-    void add(std::vector<Matrix<T>>& deltas, T* into) {
+    void add(std::vector<Matrix<T>>& signals, T* into) {
         for (int l = 0; l <= last; l++) {
             const Layer& layer = layers[l];
-            add_transposed(input(l), lists, deltas[l].data(), layer.columns, into + layer.weight);
-            add_rows(deltas[l], [](int) { return T(1); }, into + layer.bias);
+            add_transposed(input(l), lists, signals[l].data(), layer.columns, into + layer.weight);
+            add_rows(signals[l], [](int) { return T(1); }, into + layer.bias);
         }
-        if (!round.background) return;
-        add_rows(deltas[0], [](int) { return T(1); }, into + stack.shift());
-        const auto reach = [&](int i) { return round.overlaps[batch[i]] + stack.background_square; };
-        add_rows(deltas[0], reach, into + stack.reached());
+        if (!args.background) return;
+        add_rows(signals[0], [](int) { return T(1); }, into + layout.background_shift());
+        const auto factor = [&](int i) { return args.overlaps[batch[i]] + layout.background_square; };
+        add_rows(signals[0], factor, into + layout.background_output());
     }
 
     // to += Σ factor(i) delta_i
@@ -214,57 +229,58 @@ template <class T> class Step {
         for (int c = 0; c < delta.columns; c++) to[c] += sum[c];
     }
 
-    // δ_L = factor (softmax − onehot); the losses are added up in a lane, where one is given.
-    template <class Factor> void differentiate(Factor factor, Lane<T>* seen = nullptr) {
+    // δ_L = factor (softmax − onehot); losses are added to the sums of a slot, where one is given.
+    template <class Factor> void differentiate(Factor factor, Slot<T>* tally = nullptr) {
         for (int i = 0; i < rows; i++) {
             const T* z = activations[last].row(i);
-            T* slope = slopes[last].row(i);
-            const int64_t label = round.labels[batch[i]];
-            const T loss = softmax(z, layers[last].out, layers[last].columns, label, slope);
-            slope[label] -= 1;
+            T* delta = deltas[last].row(i);
+            const int64_t label = args.labels[batch[i]];
+            const T loss = softmax(z, layers[last].out, layers[last].columns, label, delta);
+            delta[label] -= 1;
             const T by = factor(i);
-            for (int c = 0; c < layers[last].out; c++) slope[c] *= by;
-            if (seen) {
-                seen->loss += means[i] * loss;
-                if (round.along) seen->outer_loss += outer_coefficient(i) * loss;
+            for (int c = 0; c < layers[last].out; c++) delta[c] *= by;
+            if (tally) {
+                tally->loss += means[i] * loss;
+                if (args.outer_on_path) tally->outer_loss += outer_coefficient(i) * loss;
             }
         }
     }
 
-    // chains = ε − u (diag(s) − s sᵀ) ż,   slopes = −u (s − onehot)
-    void turn_logits(T rate) {
+    // γ_L = ε − u (diag(s) − s sᵀ) ż_L,   δ_L = −u (s − onehot)
+    void backward_logits(T rate) {
         for (int i = 0; i < rows; i++) {
-            const T* change = moved[last].row(i);
-            T *slope = slopes[last].row(i), *chain = chains[last].row(i);
-            const int64_t label = round.labels[batch[i]];
-            softmax(activations[last].row(i), layers[last].out, layers[last].columns, label, slope);
-            const T curvature = rate * means[i], outer = round.along ? outer_coefficient(i) : 0;
-            T along = 0;
-            for (int c = 0; c < layers[last].out; c++) along += slope[c] * change[c];
+            const T* tangent = tangents[last].row(i);
+            T *delta = deltas[last].row(i), *gamma = gammas[last].row(i);
+            const int64_t label = args.labels[batch[i]];
+            softmax(activations[last].row(i), layers[last].out, layers[last].columns, label, delta);
+            const T curvature = rate * means[i], outer = args.outer_on_path ? outer_coefficient(i) : 0;
+            T inner = 0;
+            for (int c = 0; c < layers[last].out; c++) inner += delta[c] * tangent[c];
             for (int c = 0; c < layers[last].out; c++) {
-                const T error = slope[c] - (c == label);
-                chain[c] = outer * error - curvature * slope[c] * (change[c] - along);
-                slope[c] = -curvature * error;
+                const T error = delta[c] - (c == label);
+                gamma[c] = outer * error - curvature * delta[c] * (tangent[c] - inner);
+                delta[c] = -curvature * error;
             }
         }
     }
 
     T outer_coefficient(int i) const {
-        const T weight = means[i] * round.factors[index];
-        return round.class_weights ? weight * round.class_weights[round.labels[batch[i]]] : weight;
+        const T weight = means[i] * args.factors[index];
+        return args.class_weights ? weight * args.class_weights[args.labels[batch[i]]] : weight;
     }
 
     // δ_{l−1} = (δ_l W_l) ⊙ [a_{l−1} > 0], down from the logits
-    void descend(const T* w, std::vector<Matrix<T>>& deltas) {
+    void backpropagate(const T* w) {
         for (int l = last; l > 0; l--) {
-            turn(w + layers[l].weight, l);
-            multiply(left(deltas, l), lists, turned[l].data(), layers[l - 1].columns, zeros.data(), 0, deltas[l - 1].data());
+            transpose(w + layers[l].weight, l);
+            multiply(left(deltas, l), lists, transposed[l].data(), layers[l - 1].columns, zeros.data(), 0,
+                     deltas[l - 1].data());
             mask(deltas[l - 1], activations[l - 1]);
         }
     }
 
     // W_l as the right factor of δ_l W_l
-    void turn(const T* weight, int l) {
+    void transpose(const T* weight, int l) {
         const Layer& layer = layers[l];
         const int below = layers[l - 1].columns;
         for (int unit = 0; unit < layer.out; unit++) {
@@ -272,7 +288,7 @@ template <class T> class Step {
             const T* own = weight + from.first;
             for (int j = 0; j < layer.in;) {
                 const Place to = place<T>(j, layer.out, below);
-                T* row = turned[l].data() + to.first + (long)unit * to.stride;
+                T* row = transposed[l].data() + to.first + (long)unit * to.stride;
                 const int until = std::min(layer.in, j + to.stride);
                 for (int first = j; j < until; j++) row[j - first] = own[(long)j * from.stride];
             }

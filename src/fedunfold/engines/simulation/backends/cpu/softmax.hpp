@@ -21,7 +21,7 @@ INLINE Vector<double>::type exponential(Vector<double>::type x) {
 }
 
 // fold(fold(…, z[1]), z[0]) over n numbers, in any order
-template <class T, class Fold> INLINE T folded(const T* z, int n, T begin, Fold fold) {
+template <class T, class Fold> INLINE T reduce(const T* z, int n, T begin, Fold fold) {
     T all = begin;
     int c = 0;
     if (n >= WIDTH<T>) {
@@ -35,12 +35,12 @@ template <class T, class Fold> INLINE T folded(const T* z, int n, T begin, Fold 
 
 // s = softmax(z), 0 beyond the classes; gives the cross-entropy log Σ e^z − z[label].
 template <class T> INLINE T softmax(const T* z, int classes, int columns, int64_t label, T* s) {
-    const T largest = folded(z, classes, z[0], [](auto a, auto b) { return a > b ? a : b; });
+    const T largest = reduce(z, classes, z[0], [](auto a, auto b) { return a > b ? a : b; });
     for (int c = 0; c < columns; c += WIDTH<T>) {
         const auto below = at(z + c) - largest;
         at(s + c) = exponential(below < 0 ? below : below - below);  // NaN stays NaN
     }
-    const T sum = folded(s, classes, T(0), [](auto a, auto b) { return a + b; }), share = 1 / sum;
+    const T sum = reduce(s, classes, T(0), [](auto a, auto b) { return a + b; }), share = 1 / sum;
     for (int c = 0; c < columns; c += WIDTH<T>) at(s + c) *= share;
     std::fill(s + classes, s + columns, T(0));
     return largest - z[label] + std::log(sum);  // in this order: logits can be much larger than the loss

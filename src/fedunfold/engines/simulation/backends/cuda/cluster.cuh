@@ -1,36 +1,38 @@
-// What the walk of a lane and its walk back have in common. Either is made by a cluster of PARTS programs, of which each
-// owns a slice of the features, and with it those columns of the first layer, and a slice of the minibatch's rows.
+// What local training of a client slot and its backward pass have in common. Either is done by a cluster of BLOCKS
+// thread blocks, of which each owns a slice of the features, and with it those columns of the first layer, and a slice
+// of the minibatch's rows.
 //
-// No number is written by two programs, and sums have a fixed order: the same launch gives the same bits.
+// No number is written by two blocks, and sums have a fixed order: the same launch gives the same bits.
 
 constexpr int WARPS = THREADS / 32;
-constexpr int SLICE = up(up(FEATURES, PARTS) / PARTS, 8);  // features of a program
-constexpr int PADDED = up(ROWS, 4);                        // rows
-constexpr int OWN = up(ROWS, PARTS) / PARTS;               // rows of a program
-constexpr int QUADS = up(OWN, 4) / 4;
-constexpr int OWN4 = 4 * QUADS;
-constexpr int UNITS = up(FIRST, 8);                        // of the first layer
+constexpr int OWN_FEATURES = up(up(FEATURES, BLOCKS) / BLOCKS, 8);  // of a block
+constexpr int PADDED_ROWS = up(ROWS, 4);
+constexpr int OWN_ROWS = up(ROWS, BLOCKS) / BLOCKS;                 // of a block
+constexpr int QUADS = up(OWN_ROWS, 4) / 4;
+constexpr int OWN_ROWS4 = 4 * QUADS;
+constexpr int UNITS = up(FIRST, 8);                                 // of the first layer
 constexpr int HALF = UNITS / 2;
-constexpr int SHARE = up(up(ABOVE, PARTS) / PARTS, 4);     // those of a program
-constexpr int STRIDE = UNITS + 4;                          // of its weights; 4 more, so that banks do not clash
-constexpr int TOP = SECOND + 1;                            // likewise of the third layer's
-constexpr int PER_THREAD = up(CLASSES, 128) / 32;          // classes that a thread of a warp holds, four and four
+constexpr int OWN_UNITS = up(up(ABOVE, BLOCKS) / BLOCKS, 4);        // of the layer above, of a block
+constexpr int STRIDE2 = UNITS + 4;                                  // of its weights; 4 more to avoid bank conflicts
+constexpr int STRIDE3 = SECOND + 1;                                 // likewise of the third layer's
+constexpr int PER_THREAD = up(CLASSES, 128) / 32;                   // classes of a thread of a warp, four and four
 
-// What the walk back needs of a step: the weights above the first layer, and that layer's outputs, after the ReLU where
-// there is one.
-constexpr int KEPT_ABOVE = up(SIZE - WEIGHT2, 4);
-constexpr int RECORD = KEPT_ABOVE + ROWS * UNITS;
+// What the backward pass needs of a step: the weights above the first layer, and that layer's outputs, after the ReLU
+// if it has one.
+constexpr int SAVED_ABOVE = up(SIZE - WEIGHT2, 4);
+constexpr int SAVED_PER_STEP = SAVED_ABOVE + ROWS * UNITS;
 
-// A minibatch in shared memory: the own features of all rows, labels, 1/|b|, and what a row counts in the outer loss.
+// A minibatch in shared memory: the own features of all rows, labels, 1/|b|, and every row's coefficient in the outer
+// loss.
 struct Minibatch {
-    real x[PADDED * SLICE];
-    real mean[PADDED], scale[PADDED];
-    int label[PADDED], next_row[PADDED];
+    real x[PADDED_ROWS * OWN_FEATURES];
+    real mean[PADDED_ROWS], scale[PADDED_ROWS];
+    int label[PADDED_ROWS], next_row[PADDED_ROWS];
 };
 
-// The same on its way from global memory, in registers.
-struct Arriving {
-    static constexpr int EACH = (PADDED * SLICE + THREADS - 1) / THREADS;
+// The next one, in registers while it is loaded from global memory.
+struct Prefetched {
+    static constexpr int EACH = (PADDED_ROWS * OWN_FEATURES + THREADS - 1) / THREADS;
     real x[EACH];
     real mean, scale;
     int label;
@@ -42,49 +44,50 @@ struct Data {
     const int* rows;
     const real* means;
     const real* class_weights;
-    int lanes, lane, begin;  // the first of the own features
+    int slots, slot, begin;  // begin: the first of the own features
     real factor;
 
     __device__ __forceinline__ long long at(int step, int row) const {
-        return ((long long)step * lanes + lane) * ROWS + row;
+        return ((long long)step * slots + slot) * ROWS + row;
     }
-    __device__ __forceinline__ void note_rows(int step, Minibatch& batch) const {
+    __device__ __forceinline__ void load_row_numbers(int step, Minibatch& batch) const {
         for (int i = thread(); i < ROWS; i += THREADS) batch.next_row[i] = rows[at(step, i)];
     }
-    __device__ __forceinline__ void fetch(int step, const Minibatch& batch, Arriving& arriving) const {
+    __device__ __forceinline__ void fetch(int step, const Minibatch& batch, Prefetched& prefetched) const {
 #pragma unroll
-        for (int n = 0; n < Arriving::EACH; ++n) {
-            int index = thread() + n * THREADS, i = index / SLICE, f = begin + index % SLICE;
-            bool real_one = i < ROWS && f < FEATURES;
-            arriving.x[n] = real_one ? x[(long long)batch.next_row[i] * FEATURES + f] : real(0);
+        for (int n = 0; n < Prefetched::EACH; ++n) {
+            int index = thread() + n * THREADS, i = index / OWN_FEATURES, f = begin + index % OWN_FEATURES;
+            bool is_real = i < ROWS && f < FEATURES;
+            prefetched.x[n] = is_real ? x[(long long)batch.next_row[i] * FEATURES + f] : real(0);
         }
         int i = thread();
-        bool real_one = i < ROWS;
-        arriving.label = real_one ? (int)y[batch.next_row[i]] : 0;
-        arriving.mean = real_one ? means[at(step, i)] : real(0);
-        arriving.scale = factor;
-        if (BALANCED) arriving.scale *= class_weights[arriving.label];
+        bool is_real = i < ROWS;
+        prefetched.label = is_real ? (int)y[batch.next_row[i]] : 0;
+        prefetched.mean = is_real ? means[at(step, i)] : real(0);
+        prefetched.scale = factor;
+        if (BALANCED) prefetched.scale *= class_weights[prefetched.label];
     }
-    __device__ __forceinline__ void settle(const Arriving& arriving, Minibatch& batch) const {
+    __device__ __forceinline__ void store(const Prefetched& prefetched, Minibatch& batch) const {
 #pragma unroll
-        for (int n = 0; n < Arriving::EACH; ++n) {
+        for (int n = 0; n < Prefetched::EACH; ++n) {
             int index = thread() + n * THREADS;
-            if (index < PADDED * SLICE) batch.x[index] = arriving.x[n];
+            if (index < PADDED_ROWS * OWN_FEATURES) batch.x[index] = prefetched.x[n];
         }
         int i = thread();
-        if (i < PADDED) batch.label[i] = arriving.label, batch.mean[i] = arriving.mean, batch.scale[i] = arriving.scale;
+        if (i >= PADDED_ROWS) return;
+        batch.label[i] = prefetched.label, batch.mean[i] = prefetched.mean, batch.scale[i] = prefetched.scale;
     }
 };
 
 // z[row][unit] = Σ_f x[row][f] w[f][unit] over the own features; 4 rows by 8 units a thread.
 __device__ __forceinline__ void project(const real* x, const real* w, real* z) {
-    for (int tile = thread(); tile < PADDED / 4 * (UNITS / 8); tile += THREADS) {
+    for (int tile = thread(); tile < PADDED_ROWS / 4 * (UNITS / 8); tile += THREADS) {
         int row = tile / (UNITS / 8) * 4, unit = tile % (UNITS / 8) * 4;
         real sum[4][8] = {};
-        for (int f = 0; f < SLICE; f += 4) {
+        for (int f = 0; f < OWN_FEATURES; f += 4) {
             Quad rows[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) rows[i] = quad(x + (row + i) * SLICE + f);
+            for (int i = 0; i < 4; ++i) rows[i] = quad(x + (row + i) * OWN_FEATURES + f);
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 Quad low = quad(w + (f + n) * UNITS + unit), high = quad(w + (f + n) * UNITS + HALF + unit);
@@ -106,51 +109,52 @@ __device__ __forceinline__ void project(const real* x, const real* w, real* z) {
 }
 
 // Weights of the first layer are updated in tiles of TALL features by WIDE units, small ones where there are few.
-constexpr int TALL = SLICE / 8 * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
-constexpr int WIDE = SLICE / TALL * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
+constexpr int TALL = OWN_FEATURES / 8 * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
+constexpr int WIDE = OWN_FEATURES / TALL * (UNITS / 8) >= THREADS / 2 ? 8 : 4;
 constexpr int ACROSS = UNITS / WIDE;
-constexpr int TILES = SLICE / TALL * ACROSS;
-constexpr int SCRATCH = up(TILES, THREADS) * TALL * WIDE;  // numbers of a program
+constexpr int TILES = OWN_FEATURES / TALL * ACROSS;
+constexpr int SCRATCH = up(TILES, THREADS) * TALL * WIDE;  // numbers of a block
 
-// give(n, place, f, u) for every weight of a tile, its n-th; the place belongs to this thread and weight alone.
-template <class Give>
-__device__ __forceinline__ void each_weight(int tile, Give give) {
+// visit(n, place, f, u) for every weight of a tile, its n-th; the place belongs to this thread and weight alone.
+template <class Visit>
+__device__ __forceinline__ void each_weight(int tile, Visit visit) {
     int f = tile / ACROSS * TALL, unit = tile % ACROSS * 4, base = tile / THREADS * TALL * WIDE;
 #pragma unroll
     for (int n = 0; n < TALL; ++n)
 #pragma unroll
         for (int j = 0; j < WIDE; ++j)
-            give(n * WIDE + j, (base + n * WIDE + j) * THREADS + thread(), f + n, j < 4 ? unit + j : HALF + unit + j - 4);
+            visit(n * WIDE + j, (base + n * WIDE + j) * THREADS + thread(), f + n,
+                  j < 4 ? unit + j : HALF + unit + j - 4);
 }
 
-// give(place, f, u, Σ_i x[i][f] δ[i][u], Σ_i c_i x[i][f] δ[i][u]) for all own features and units, the last where asked.
-template <bool SCALED, class Give>
-__device__ __forceinline__ void outer_products(const real* x, const real* slope, const real* scale, Give give) {
+// visit(place, f, u, Σ_i x[i][f] δ[i][u], Σ_i c_i x[i][f] δ[i][u]) for all own features and units, the last if SCALED.
+template <bool SCALED, class Visit>
+__device__ __forceinline__ void outer_products(const real* x, const real* delta, const real* scale, Visit visit) {
     for (int tile = thread(); tile < TILES; tile += THREADS) {
         int f = tile / ACROSS * TALL, unit = tile % ACROSS * 4;
         real sum[TALL * WIDE] = {}, scaled[SCALED ? TALL * WIDE : 1] = {};
 #pragma unroll 2
         for (int i = 0; i < ROWS; ++i) {
-            Quad slopes[WIDE / 4];
+            Quad deltas[WIDE / 4];
 #pragma unroll
-            for (int m = 0; m < WIDE / 4; ++m) slopes[m] = quad(slope + i * UNITS + m * HALF + unit);
+            for (int m = 0; m < WIDE / 4; ++m) deltas[m] = quad(delta + i * UNITS + m * HALF + unit);
             real c = SCALED ? scale[i] : real(0);
 #pragma unroll
             for (int n = 0; n < TALL; n += 4) {
-                Quad values = quad(x + i * SLICE + f + n);
+                Quad values = quad(x + i * OWN_FEATURES + f + n);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     real value = values.v[k], weighted = c * value;
 #pragma unroll
                     for (int j = 0; j < WIDE; ++j) {
-                        sum[(n + k) * WIDE + j] += value * slopes[j / 4].v[j % 4];
-                        if (SCALED) scaled[(n + k) * WIDE + j] += weighted * slopes[j / 4].v[j % 4];
+                        sum[(n + k) * WIDE + j] += value * deltas[j / 4].v[j % 4];
+                        if (SCALED) scaled[(n + k) * WIDE + j] += weighted * deltas[j / 4].v[j % 4];
                     }
                 }
             }
         }
         each_weight(tile, [&](int n, int place, int f, int u) {
-            give(place, f, u, sum[n], SCALED ? scaled[n] : real(0));
+            visit(place, f, u, sum[n], SCALED ? scaled[n] : real(0));
         });
     }
 }
@@ -163,11 +167,11 @@ __device__ __forceinline__ real column(const real* values, int stride, const rea
     return sum;
 }
 
-// The own rows' sums over all programs, of what each has of z; four units.
-__device__ __forceinline__ Quad summed(const real* z, int index) {
+// The sum of z over all blocks; four units of an own row.
+__device__ __forceinline__ Quad cluster_sum(const real* z, int index) {
     Quad sum = {};
 #pragma unroll
-    for (int q = 0; q < PARTS; ++q) {
+    for (int q = 0; q < BLOCKS; ++q) {
         Quad part = peer_load(z + index, q);
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum.v[j] += part.v[j];
@@ -175,7 +179,7 @@ __device__ __forceinline__ Quad summed(const real* z, int index) {
     return sum;
 }
 
-// The class that is the n-th of this thread's in a row that a warp shares: four and four in turn.
+// The class that is the n-th of this thread's in a row distributed over a warp: four and four in turn.
 __device__ __forceinline__ int class_of(int n) { return n / 4 * 128 + thread() % 32 * 4 + n % 4; }
 
 // A warp's softmax over the logits z; gives the row's cross-entropy.
@@ -199,28 +203,28 @@ __device__ __forceinline__ real softmax(real (&z)[PER_THREAD], int label) {
     return top + logarithm(norm) - chosen;
 }
 
-// Four of a row's numbers to all programs.
-__device__ __forceinline__ void hand_round(real* own, Quad values) {
+// Four of a row's numbers to all blocks.
+__device__ __forceinline__ void broadcast(real* own, Quad values) {
 #pragma unroll
-    for (int q = 0; q < PARTS; ++q) peer_store(own, q, values);
+    for (int q = 0; q < BLOCKS; ++q) peer_store(own, q, values);
 }
 
-// A row of z [rows, WIDTH], summed over all programs, shared among a warp.
+// A row of z [rows, WIDTH], summed over all blocks, distributed over a warp.
 template <int WIDTH>
 __device__ __forceinline__ void logits(const real* z, const real* bias, int row, real (&out)[PER_THREAD]) {
 #pragma unroll
     for (int n = 0; n < PER_THREAD; n += 4)
         if (class_of(n) < WIDTH) {
-            Quad sum = summed(z, row * WIDTH + class_of(n));
+            Quad sum = cluster_sum(z, row * WIDTH + class_of(n));
 #pragma unroll
             for (int j = 0; j < 4; ++j) out[n + j] = sum.v[j] + bias[class_of(n) + j];
         }
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void hand_round_row(real* z, int row, const real (&values)[PER_THREAD]) {
+__device__ __forceinline__ void broadcast_row(real* z, int row, const real (&values)[PER_THREAD]) {
 #pragma unroll
     for (int n = 0; n < PER_THREAD; n += 4)
         if (class_of(n) < WIDTH)
-            hand_round(z + row * WIDTH + class_of(n), {values[n], values[n + 1], values[n + 2], values[n + 3]});
+            broadcast(z + row * WIDTH + class_of(n), {values[n], values[n + 1], values[n + 2], values[n + 3]});
 }

@@ -1,104 +1,148 @@
-"""The walk of a round in one launch, where the model and the device allow it."""
+"""Local training of a cohort in one launch, where the model and the device allow it."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.engines.simulation.backends.cuda.jit import PARTS, Name, Shape, compiled, multiprocessors, shared_memory
-from fedunfold.engines.simulation.backends.torch.local_training import OuterWeights, StepSums
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
+from fedunfold.engines.simulation.backends.cuda import jit
+from fedunfold.engines.simulation.batching import upload
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.schedule import DeviceBatchPlan, upload
-from fedunfold.local.optimizers import LocalOptimizer
 
 
-def is_supported(stack: MLPKernel, rows: int, x: Tensor) -> bool:
-    """Whether a round on data x with minibatches of some rows can be one launch."""
+def is_supported(kernel: MLPKernel, rows: int, x: Tensor) -> bool:
+    """Whether a round can be one launch.
+
+    Args:
+        kernel: The stack of linear layers.
+        rows: Samples of a minibatch.
+        x: The data, on the device and in the type of the computation.
+    """
     single = x.device.type == "cuda" and x.dtype == torch.float32
-    return single and _shape(stack, rows).fits(shared_memory(x.device))
+    return single and _config(kernel, rows).fits(jit.shared_memory(x.device))
 
 
 @dataclass(frozen=True)
 class CudaTrainer:
-    """What `TorchTrainer` does, for stacks of linear layers on a GPU."""
+    """What `TorchTrainer` does, for stacks of linear layers on a GPU.
 
-    stack: MLPKernel
+    Attributes:
+        kernel: The stack of linear layers.
+        x: The data of all clients.
+        y: Their labels.
+        batches: The minibatches of every client slot.
+        step_sizes: η_k of every slot [L].
+        optimizer: The clients' optimiser, of which `fused_mu` is used.
+        outer: How minibatches enter the outer loss; None where they do not.
+    """
+
+    uses_torch_threads: ClassVar[bool] = False
+
+    kernel: MLPKernel
     x: Tensor
     y: Tensor
-    schedule: DeviceBatchPlan
+    batches: DeviceBatchPlan
     step_sizes: Tensor
-    update: LocalOptimizer
+    optimizer: LocalOptimizer
     outer: OuterWeights | None
 
-    def forward(self, start: Tensor, tally: StepSums) -> Tensor:
-        """w_k of every lane [L, d] from w^(t) of every lane, adding up losses and outer gradients."""
+    def forward(self, start: Tensor, sums: StepSums) -> Tensor:
+        """Train every slot.
+
+        Args:
+            start: w^(t) of every slot [L, d].
+            sums: Filled with losses; outer gradients are added where it has a place for them.
+
+        Returns:
+            w_k of every slot [L, d].
+        """
         models = torch.empty_like(start, memory_format=torch.contiguous_format)
-        self._launch(start, models, tally)
+        self._launch(start, models, sums)
         return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """dL/dw^(t) through every lane, given dL/dw_k: the walk again, kept on a tape, and then back along it."""
-        shape = self._shape(sums=False)
-        tape = start.new_empty(len(self.schedule.active), len(start), shape.record)
-        self._launch(start, tape, StepSums(start.new_empty(2, len(start))), tape=True)
+        """Differentiate through the local training of every slot, which is repeated to save its activations.
+
+        Args:
+            start: w^(t) of every slot [L, d].
+            adjoint: dL/dw_k of every slot [L, d].
+
+        Returns:
+            dL/dw^(t) through every slot [L, d].
+        """
+        saved = start.new_empty(len(self.batches.active), len(start), self._config.saved_per_step)
+        self._launch(start, saved, StepSums(start.new_empty(2, len(start))), saves_activations=True)
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
-        outer = self.outer is not None and not self.outer.loss.only_last_layer
-        launch = compiled("backward", shape, self.x.device)
-        launch(len(start), [*self._round, tape, adjoint, len(start), int(outer)])
+        launch = jit.compile_kernel("backward", self._config, self.x.device)
+        launch(len(start), [*self._inputs, saved, adjoint, len(start), int(self._has_path_loss)])
         return adjoint
 
     def supports_backward(self, memory_budget: int) -> bool:
-        shape = self._shape(sums=False)
-        kept = len(self.schedule.active) * len(self.schedule.order) * shape.record * self.x.element_size()
-        return shape.fits_backward(shared_memory(self.x.device)) and kept <= memory_budget
+        """Whether there is a kernel for the backward pass, and what it saves is within the budget.
 
-    def _launch(self, start: Tensor, to: Tensor, tally: StepSums, *, tape: bool = False) -> None:
-        """The walk; `to` gets the last model of every lane, or what is on the `tape` of every step."""
-        lanes, start, sums = len(start), start.contiguous(), tally.outer_gradients
-        shape = self._shape(sums=sums is not None, tape=tape)
-        name: Name = "pair" if not tape and self._goes_in_pairs(shape, lanes) else "forward"
-        losses = start.new_empty(2, lanes, shape.sums_of_losses(name))
-        compiled(name, shape, self.x.device)(
-            lanes,
+        Args:
+            memory_budget: Bytes.
+        """
+        steps, slots = len(self.batches.active), len(self.batches.order)
+        saved = steps * slots * self._config.saved_per_step * self.x.element_size()
+        return self._config.fits_backward(jit.shared_memory(self.x.device)) and saved <= memory_budget
+
+    def _launch(self, start: Tensor, to: Tensor, sums: StepSums, *, saves_activations: bool = False) -> None:
+        """Train; `to` gets the trained model of every slot, or what every step saves."""
+        slots, start, gradients = len(start), start.contiguous(), sums.outer_gradients
+        config = replace(self._config, sums_gradients=gradients is not None, saves_activations=saves_activations)
+        on_tensor_cores = not saves_activations and self._uses_tensor_cores(config, slots)
+        name: jit.Name = "forward_tensor_cores" if on_tensor_cores else "forward"
+        losses = start.new_empty(2, slots, config.loss_sums(name))
+        jit.compile_kernel(name, config, self.x.device)(
+            slots,
             [
-                *self._round,
+                *self._inputs,
                 to,
                 start,
                 losses[0],
                 losses[1],
-                start if sums is None else sums,
-                start if sums is None else start.new_zeros(lanes * shape.scratch),
-                lanes,
-                float(self.update.mu),
+                start if gradients is None else gradients,
+                start if gradients is None else start.new_zeros(slots * config.scratch),
+                slots,
+                float(self.optimizer.fused_mu or 0),
             ],
         )
-        torch.sum(losses, 2, out=tally.losses)
-        if self.outer is None or self.outer.loss.only_last_layer:
-            tally.losses[1] = 0
+        torch.sum(losses, 2, out=sums.losses)
+        if not self._has_path_loss:
+            sums.losses[1] = 0
 
-    def _goes_in_pairs(self, shape: Shape, lanes: int) -> bool:
-        """Eight programs make a lane's walk sooner than two, as long as there is room for all lanes at once."""
-        crowded = lanes * PARTS > multiprocessors(self.x.device)
-        return crowded and self.x.numel() < 2**32 and shape.fits_pair(shared_memory(self.x.device))
-
-    def _shape(self, *, sums: bool, tape: bool = False) -> Shape:
-        balanced = self.outer is not None and self.outer.class_weights is not None
-        plain = _shape(self.stack, self.schedule.rows.shape[2])
-        return replace(plain, prox=self.update.mu > 0, balanced=balanced, sums=sums, tape=tape)
+    def _uses_tensor_cores(self, config: jit.KernelConfig, slots: int) -> bool:
+        """Eight blocks train a slot sooner than two, as long as there is room for all slots at once."""
+        crowded = slots * jit.CLUSTER_BLOCKS > jit.multiprocessors(self.x.device)
+        return crowded and self.x.numel() < 2**32 and config.fits_tensor_cores(jit.shared_memory(self.x.device))
 
     @cached_property
-    def _round(self) -> tuple[Tensor, ...]:
+    def _config(self) -> jit.KernelConfig:
+        plain = _config(self.kernel, self.batches.rows.shape[2])
+        balanced = self.outer is not None and self.outer.class_weights is not None
+        return replace(plain, prox=bool(self.optimizer.fused_mu), balanced=balanced)
+
+    @property
+    def _has_path_loss(self) -> bool:
+        return self.outer is not None and not self.outer.loss.only_final
+
+    @cached_property
+    def _inputs(self) -> tuple[Tensor, ...]:
         """Data, minibatches and coefficients."""
         outer, ones = self.outer, self.step_sizes
         factors = ones if outer is None else outer.factors
         class_weights = ones if outer is None or outer.class_weights is None else outer.class_weights
-        schedule = self.schedule
-        steps = upload((schedule.counts > 0).sum(0).astype(np.int32), self.x.device)
-        return self.x, self.y, schedule.rows, schedule.means, steps, self.step_sizes, factors, class_weights
+        batches = self.batches
+        steps = upload((batches.counts > 0).sum(0).astype(np.int32), self.x.device)
+        return self.x, self.y, batches.rows, batches.means, steps, self.step_sizes, factors, class_weights
 
 
-def _shape(stack: MLPKernel, rows: int) -> Shape:
-    weights = [shape for shape in stack.shapes if len(shape) == 2]
-    return Shape(weights[0][1], tuple(shape[0] for shape in weights), rows)
+def _config(kernel: MLPKernel, rows: int) -> jit.KernelConfig:
+    weights = [shape for shape in kernel.layout.shapes if len(shape) == 2]
+    return jit.KernelConfig(weights[0][1], tuple(shape[0] for shape in weights), rows)

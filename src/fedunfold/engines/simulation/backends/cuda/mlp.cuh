@@ -1,4 +1,4 @@
-// A stack of linear layers as both kernels see it; sizes come as macros: LAYERS, ROWS, FEATURES, FIRST, SECOND, CLASSES.
+// A stack of linear layers as all kernels see it; sizes come as macros: LAYERS, ROWS, FEATURES, FIRST, SECOND, CLASSES.
 
 __device__ constexpr int up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -20,4 +20,3 @@ __device__ __forceinline__ real column(const real* values, int stride) {
     for (int i = 0; i < ROWS; ++i) sum += values[i * stride];
     return sum;
 }
-

@@ -1,13 +1,13 @@
-// What the walk asks of a GPU: a cluster of programs that reach into each other's shared memory (Hopper on).
+// What the kernels need of a GPU: a cluster of thread blocks that access each other's shared memory (Hopper and later).
 
 typedef float real;
 
 __device__ __forceinline__ int thread() { return threadIdx.x; }
-__device__ __forceinline__ int rank_in_cluster() { return blockIdx.x % PARTS; }
-__device__ __forceinline__ int lane_of_cluster() { return blockIdx.x / PARTS; }
+__device__ __forceinline__ int rank_in_cluster() { return blockIdx.x % BLOCKS; }
+__device__ __forceinline__ int slot_of_cluster() { return blockIdx.x / BLOCKS; }
 __device__ __forceinline__ void block_sync() { __syncthreads(); }
 
-// All programs of the cluster have come here, and see what the others wrote.
+// Waits for all blocks of the cluster, and makes what they wrote visible.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -23,7 +23,7 @@ struct alignas(4 * sizeof(real)) Quad {
     real v[4];
 };
 
-// The four numbers that the program of that rank holds where this one holds own[0 … 3].
+// The four numbers that the block of that rank has where this one has own[0 … 3].
 __device__ __forceinline__ Quad peer_load(const real* own, int rank) {
     Quad q;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

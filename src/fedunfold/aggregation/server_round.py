@@ -1,0 +1,117 @@
+"""The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedunfold.aggregation.absent import coefficients, eligible_clients, entering_updates
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import DivergenceError
+from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
+from fedunfold.core.parts import RoundDecision, RoundInfo, State
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server holds before a round.
+
+    Attributes:
+        model: w^(t), [d].
+        optimizer: The state of its optimiser.
+        memory: Last updates of clients by index, under `remember`.
+        direction: u^(t−1), for a rule that decides on a momentum; None before the first step.
+    """
+
+    model: Tensor
+    optimizer: State
+    memory: Mapping[int, Tensor] = field(default_factory=dict)
+    direction: Tensor | None = None
+
+    @classmethod
+    def start(cls, model: Tensor, algorithm: Algorithm) -> "ServerState":
+        """Before the first round."""
+        return cls(model, algorithm.server.init(model))
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """One round aggregated.
+
+    Attributes:
+        participated: Whose updates entered it, [K]; of secure updates some may have been lost in the summation.
+        eligible: S, over whom the weights were normalised, [K].
+        entered: What entered the direction.
+        direction: u; None where there was no step.
+        info: What the server's optimiser was shown.
+    """
+
+    participated: Tensor
+    eligible: Tensor
+    entered: WeightedSum
+    direction: Tensor | None
+    info: RoundInfo
+
+
+def aggregate(
+    servers: Sequence[ServerState],
+    reports: Sequence[ClientUpdates],
+    decisions: Sequence[RoundDecision],
+    algorithm: Algorithm,
+) -> list[tuple[ServerState, Aggregated]]:
+    """The server's part of the same round of several runs; a GPU is waited for once.
+
+    Args:
+        servers: Where each run stands.
+        reports: What its clients sent.
+        decisions: What its rule decided.
+        algorithm: How all of them are trained.
+
+    Returns:
+        For every run the server after the round, whose model is finite, and what entered it.
+    """
+    done = [_aggregate(*of_run, algorithm) for of_run in zip(servers, reports, decisions, strict=True)]
+    if not torch.stack([after.model for after, _ in done]).sum(1).cpu().isfinite().all():
+        raise DivergenceError(
+            f"round {reports[0].round}: the aggregated model is not finite; lower the learning rate of the "
+            f"server ({algorithm.server}) or of the clients."
+        )
+    return done
+
+
+def _aggregate(
+    server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm
+) -> tuple[ServerState, Aggregated]:
+    updates, memory = entering_updates(report, algorithm.absent, server.memory)
+    eligible = eligible_clients(report, algorithm.absent, memory)
+    alpha = coefficients(decision.weights, eligible)
+    combine, layout = algorithm.aggregator.combine, report.layout
+    entered: WeightedSum
+    if algorithm.aggregator.is_linear:
+        entered = updates.weighted_sum(alpha)
+    else:
+        entered = OpenSum(combine(updates.rows, alpha[updates.clients], layout), updates.clients, updates)
+    participated, mean = report.participated, entered.total
+    if not isinstance(report.updates, OpenUpdates):
+        participated = torch.isin(torch.arange(len(report.client_ids)), entered.clients)
+        if algorithm.absent == "drop" and bool((share := alpha[entered.clients].sum()) > 0):
+            eligible, mean = participated, mean / share.to(mean)
+    clients = entered.clients
+    norms = updates.norms if isinstance(updates, OpenUpdates) else None
+    examples, steps = report.num_examples[clients], report.num_steps[clients]
+    info = RoundInfo(report.round, layout, alpha[clients], norms, examples, steps)
+    if algorithm.absent == "drop" and not bool(participated.any()):
+        return server, Aggregated(participated, eligible, entered, None, info)
+    step = algorithm.step_size(report.round) * decision.step
+    direction = mean if step == 1 else step * mean
+    if decision.momentum and server.direction is not None:
+        direction = direction + decision.momentum * server.direction
+    model, optimizer = algorithm.server.update(server.model, direction, server.optimizer, info)
+    if layout.num_buffer_entries:
+        fresh = mean
+        if isinstance(report.updates, OpenUpdates):
+            fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
+        model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
+    after = ServerState(model, optimizer, memory, direction)
+    return after, Aggregated(participated, eligible, entered, direction, info)

@@ -1,0 +1,129 @@
+"""How a federation is trained, apart from how its clients are weighted."""
+
+import math
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+from torch import Tensor
+
+from fedunfold.core.errors import InputError
+from fedunfold.core.messages import AbsentLoss, TrainRequest
+from fedunfold.core.parts import (
+    AGGREGATORS,
+    LOCAL_OPTIMIZERS,
+    SERVER_OPTIMIZERS,
+    Aggregator,
+    LocalOptimizer,
+    Part,
+    ServerOptimizer,
+)
+
+Absent = Literal["keep", "drop", "remember"]
+UpdateFilter = Literal["finite", "norm"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How clients train, what the server does with their updates, and with absent clients and bad updates.
+
+    Attributes:
+        local: The clients' optimiser (`local`).
+        server: The server's optimiser (`server`).
+        absent: What becomes of sampled clients that could not be reached: keep, drop or remember
+            (`aggregation.absent`).
+        absent_loss: Whether these still report a loss at w^(t): evaluate (possible in a simulation) or skip.
+        step_sizes: s_t, which scale a round's direction, u = s_t Σ_k α_k m_k; rounds beyond them repeat the last, and
+            without any s_t = 1.
+        filter: Which updates are rejected: finite or norm (`aggregation.screening`).
+        aggregator: How the others become one direction (`aggregation.robust`).
+
+    >>> import fedunfold as fu
+    >>> Algorithm(fu.prox(mu=0.1), fu.adam(lr=0.02), absent="drop").local.mu
+    0.1
+    """
+
+    local: LocalOptimizer = field(default_factory=partial(LOCAL_OPTIMIZERS.make, "sgd"))
+    server: ServerOptimizer = field(default_factory=partial(SERVER_OPTIMIZERS.make, "sgd"))
+    absent: Absent = "keep"
+    absent_loss: AbsentLoss = "evaluate"
+    step_sizes: tuple[float, ...] = ()
+    filter: UpdateFilter = "finite"
+    aggregator: Aggregator = field(default_factory=partial(AGGREGATORS.make, "mean"))
+
+    def __post_init__(self) -> None:
+        for name, kind, examples in (
+            ("local", LocalOptimizer, "sgd() or prox(0.01)"),
+            ("server", ServerOptimizer, "server.sgd() or adam()"),
+            ("aggregator", Aggregator, "median() or krum(1)"),
+        ):
+            if not isinstance(given := getattr(self, name), kind):
+                raise InputError(f"an algorithm's {name} is one such as {examples}, not {given!r}.")
+        check_absent(self.absent)
+        check_filter(self.filter)
+        if self.absent_loss not in get_args(AbsentLoss):
+            raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
+        object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
+        for t, size in enumerate(self.step_sizes):
+            if not (isinstance(size, int | float) and 0 <= size < math.inf):
+                raise InputError(f"the step size of round {t} must be a finite number >= 0, not {size!r}.")
+
+    def step_size(self, t: int) -> float:
+        """s_t."""
+        return self.step_sizes[min(t, len(self.step_sizes) - 1)] if self.step_sizes else 1.0
+
+    def request(self, run: str, t: int, model: Tensor, **more: Any) -> TrainRequest:
+        """What it requests of a federation in round t from w^(t).
+
+        Args:
+            run: Names the randomness.
+            t: The round.
+            model: w^(t).
+            **more: Other fields of the request.
+        """
+        return TrainRequest(
+            run,
+            t,
+            model,
+            self.local,
+            absent_loss=self.absent_loss,
+            stores_updates=self.absent == "remember",
+            compares_updates=self.filter == "norm" or not self.aggregator.is_linear,
+            **more,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, from which `from_description` makes it again."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value.describe() if isinstance(value, Part) else value for name, value in values.items()}
+
+    @classmethod
+    def from_description(cls, described: dict[str, Any]) -> "Algorithm":
+        """The algorithm that `describe` wrote down; KeyError, TypeError or ValueError where it did not."""
+        rest = dict(described)
+        return cls(
+            LOCAL_OPTIMIZERS.make(**rest.pop("local")),
+            SERVER_OPTIMIZERS.make(**rest.pop("server")),
+            aggregator=AGGREGATORS.make(**rest.pop("aggregator")),
+            **rest,
+        )
+
+
+def check_absent(absent: str) -> Absent:
+    """It, where it is one of the three; anything else is refused."""
+    if absent not in get_args(Absent):
+        raise InputError(f"unknown way to treat absent clients '{absent}'; choose keep, drop or remember.")
+    return cast(Absent, absent)
+
+
+def check_filter(name: str) -> UpdateFilter:
+    """It, where it is one of the two; anything else is refused."""
+    if name not in get_args(UpdateFilter):
+        raise InputError(f"unknown filter of updates '{name}'; choose finite or norm.")
+    return cast(UpdateFilter, name)
+
+
+def check_algorithm(given: object) -> None:
+    """Refuse what only looks like an algorithm, such as a method's name."""
+    if not isinstance(given, Algorithm):
+        raise InputError(f"an algorithm is an Algorithm, such as method('fednova').algorithm, not {given!r}.")

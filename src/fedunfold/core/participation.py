@@ -1,0 +1,101 @@
+"""Who takes part in a round: first the cohort is sampled, then it turns out who of it can be reached.
+
+All of it is a pure function of (seed, run, round, client id, epoch): the order in which clients are listed does not
+matter, and a round can be repeated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedunfold.core import rng
+from fedunfold.core.errors import InputError
+from fedunfold.core.parts import ClientSampler
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, over all K clients.
+
+    Attributes:
+        cohort: Who was sampled.
+        participating: Who of the cohort can be reached, and trains.
+    """
+
+    cohort: np.ndarray
+    participating: np.ndarray
+
+    @property
+    def absent(self) -> np.ndarray:
+        """Who was sampled and cannot be reached. A client that was not sampled is not absent."""
+        return np.asarray(self.cohort & ~self.participating)
+
+
+@dataclass(frozen=True)
+class RoundRng:
+    """The random decisions of one round.
+
+    Attributes:
+        seed: The environment's.
+        run: The run's name.
+        round: t.
+    """
+
+    seed: int
+    run: str
+    round: int
+
+    def permutation(self, client_id: str, epoch: int, size: int) -> np.ndarray:
+        """The order in which a client meets its samples in an epoch of this round."""
+        return rng.permutation(size, self.philox_key(client_id, epoch))
+
+    def philox_key(self, client_id: str, epoch: int) -> np.ndarray:
+        """The key of the stream which this order is drawn from."""
+        return rng.philox_key(self.seed, "minibatches", self.run, self.round, client_id, epoch)
+
+    def noise_seed(self, client_id: str, step: int) -> int:
+        """A seed for what a model draws itself in a step of a client, such as dropout."""
+        return rng.integer(self.seed, "dropout", self.run, self.round, client_id, step)
+
+    def participation(
+        self,
+        client_ids: Sequence[str],
+        probabilities: Sequence[float],
+        num_examples: np.ndarray,
+        clients_per_round: int | None,
+        sampler: ClientSampler,
+    ) -> Participation:
+        """Sample the cohort, then draw who of it can be reached.
+
+        Args:
+            client_ids: All K clients.
+            probabilities: How likely each can be reached, if sampled.
+            num_examples: N_k.
+            clients_per_round: C; None where everybody is in the cohort.
+            sampler: How the cohort is sampled.
+        """
+        cohort = np.ones(len(client_ids), dtype=bool)
+        if clients_per_round is not None and clients_per_round < len(client_ids):
+            tickets = np.array([self._uniform("sampling", client_id) for client_id in client_ids])
+            chosen = set(np.asarray(sampler.sample(tickets, num_examples, clients_per_round)).tolist())
+            if len(chosen) != clients_per_round or not chosen <= set(range(len(client_ids))):
+                raise InputError(
+                    f"round {self.round}: client sampler '{sampler.name}' must name {clients_per_round} different "
+                    f"clients by their indices from 0 to {len(client_ids) - 1}, not {sorted(chosen)}."
+                )
+            cohort[:] = False
+            cohort[list(chosen)] = True
+        reachable = [
+            bool(sampled) and (p >= 1 or self._uniform("presence", client_id) < p)
+            for client_id, p, sampled in zip(client_ids, probabilities, cohort, strict=True)
+        ]
+        return Participation(cohort, np.array(reachable, dtype=bool))
+
+    def _uniform(self, purpose: str, client_id: str) -> float:
+        return rng.uniform(self.seed, purpose, self.run, self.round, client_id)
+
+
+def epochs_at(epochs: int | Sequence[int], t: int) -> int:
+    """E_k^(t) from one number for all rounds, or one a round; the final evaluation, t = T, repeats the last round's."""
+    return epochs if isinstance(epochs, int) else epochs[min(t, len(epochs) - 1)]

@@ -1,0 +1,42 @@
+"""What a federated run leaves behind in memory."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedunfold.core.messages import Evaluation, RejectedUpdate
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run.
+
+    Attributes:
+        model: w^(T), [d].
+        weights: Θ as used, [T, K].
+        participated: Who participated, [T, K].
+        evaluations: The test after every round.
+        rejected: Clients whose updates were rejected.
+        warnings: What else is odd, a line each.
+
+    >>> import fedunfold as fu
+    >>> result = fu.run("digits-label-skew", "uniform-fedavg")
+    >>> result.weights[0].tolist()
+    [0.2, 0.2, 0.2, 0.2, 0.2]
+    """
+
+    model: Tensor
+    weights: Tensor
+    participated: Tensor
+    evaluations: tuple[Evaluation, ...]
+    rejected: tuple[RejectedUpdate, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rounds, clients = self.weights.shape
+        return f"RunResult(rounds={rounds}, clients={clients}, accuracy={self.accuracies[-1]:.3f})"
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Test accuracy after every round, as fractions."""
+        return [evaluation.accuracy for evaluation in self.evaluations]

@@ -1,0 +1,197 @@
+"""One local step of all clients and its derivative: in place for SGD and prox, by autograd for any other optimiser."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.parts import LocalOptimizer, State
+from fedunfold.core.task import cross_entropy
+from fedunfold.engines.simulation.kernels.base import Batch, Kernel, Parameters, Pullback, flatten, unflatten, views
+
+OuterSlope = Callable[[Tensor], Tensor] | None
+
+
+@dataclass
+class Iterate:
+    """Where all slots stand.
+
+    Attributes:
+        parameters: Parameters and buffers, the slot on the leading axis.
+        state: The local optimisers' states, [L, d] each.
+    """
+
+    parameters: Parameters
+    state: State = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.parameters, *self.state))
+
+    def clone(self, slots: int | None = None) -> "Iterate":
+        """A copy of the first so many slots."""
+        return Iterate([p[:slots].clone() for p in self.parameters], tuple(s[:slots].clone() for s in self.state))
+
+
+class Stepping(Protocol):
+    """Steps of one round: forward, then backward in reverse order."""
+
+    def start(self) -> Iterate:
+        """Where every slot begins."""
+        ...
+
+    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+        """One step in place of the slots that still train.
+
+        Args:
+            iterate: Where all slots stand.
+            slope: ∂ce/∂logits of every sample.
+            means: 1/|b|.
+            pullback: From slopes to gradients of the parameters.
+        """
+        ...
+
+    def start_backward(self, adjoint: Tensor) -> None:
+        """From dL/dw_k [L, d]."""
+        ...
+
+    def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
+        """Through the step made at an iterate."""
+        ...
+
+    def end_backward(self) -> Tensor:
+        """dL/dw^(t) [L, d]."""
+        ...
+
+
+class ProximalStepping:
+    """w ← w − η_k (∇ℓ_b(w) + μ (w − w^(t))), in place."""
+
+    def __init__(self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters) -> None:
+        self._kernel, self._mu, self._step_sizes, self._anchor = kernel, optimizer.fused_mu or 0.0, step_sizes, anchor
+        self._trained = len(kernel.layout.shapes)
+        self._adjoint: Parameters = []
+        self._anchor_gain: Parameters = []
+
+    def start(self) -> Iterate:
+        return Iterate([p.clone() for p in self._anchor])
+
+    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+        live, rates = len(means), self._step_sizes[: len(means)]
+        current = [p[:live] for p in iterate.parameters]
+        pull = None
+        if self._mu:
+            pairs = zip(self._anchor[: self._trained], current[: self._trained], strict=True)
+            pull = [anchor[:live] - p for anchor, p in pairs]
+        pullback(slope.mul_((means * -rates[:, None]).unsqueeze(-1)), current)
+        if pull is not None:
+            for p, towards in zip(current[: self._trained], pull, strict=True):
+                p.add_(towards.mul_(_per_slot(rates * self._mu, towards)))
+
+    def start_backward(self, adjoint: Tensor) -> None:
+        self._adjoint = unflatten(adjoint, [p.shape[1:] for p in self._anchor])
+        self._anchor_gain = [torch.zeros_like(p) for p in self._adjoint] if self._mu else []
+
+    def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
+        live, rates = len(means), self._step_sizes[: len(means)]
+        current = [p[:live] for p in self._adjoint]
+        pulled = [p * _per_slot(rates * self._mu, p) for p in current] if self._mu else []
+        self._kernel.apply_hvp_(iterate.parameters, current, batch, means * rates[:, None], outer_slope)
+        for p, gain, part in zip(current if self._mu else [], self._anchor_gain, pulled, strict=True):
+            p.sub_(part)
+            gain[:live].add_(part)
+
+    def end_backward(self) -> Tensor:
+        for p, gain in zip(self._adjoint if self._mu else [], self._anchor_gain, strict=True):
+            p.add_(gain)
+        return flatten(self._adjoint)
+
+
+class StatefulStepping:
+    """Any local optimiser's pure step on parameters as vectors [L, d], differentiated by autograd over that step."""
+
+    def __init__(
+        self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters, curvature: bool
+    ) -> None:
+        self._kernel, self._optimizer, self._curvature = kernel, optimizer, curvature
+        self._step_sizes, self._anchor = step_sizes[:, None], flatten(anchor)
+        self._shapes, self._trained = [p.shape[1:] for p in anchor], kernel.layout.num_params
+        self._adjoint = self._anchor_gain = self._anchor.new_zeros(0)
+        self._state_adjoint: State = ()
+
+    def start(self) -> Iterate:
+        return Iterate(unflatten(self._anchor, self._shapes), self._optimizer.init(self._anchor[:, : self._trained]))
+
+    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+        live = len(means)
+        gradient = self._gradient(slope, means, pullback)
+        params = flatten([p[:live] for p in iterate.parameters])[:, : self._trained]
+        state = tuple(s[:live] for s in iterate.state)
+        with torch.no_grad():
+            params, after = self._optimizer.step(params, gradient, state, *self._constants(live))
+        trained = len(self._kernel.layout.shapes)
+        for p, new in zip(iterate.parameters, views(params, self._shapes[:trained]), strict=False):
+            p[:live] = new
+        for s, new in zip(iterate.state, after, strict=True):
+            s[:live] = new
+
+    def start_backward(self, adjoint: Tensor) -> None:
+        self._adjoint = adjoint.clone()
+        self._anchor_gain = torch.zeros_like(adjoint[:, : self._trained])
+        self._state_adjoint = tuple(torch.zeros_like(s) for s in self.start().state)
+
+    def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
+        """(p, σ) ← (∂step/∂(w, state))ᵀ (p, σ) + H_b (∂step/∂gradient)ᵀ (p, σ) + ∇ℓ^out; without curvature H_b = 0."""
+        live = len(means)
+        gradient = self._gradient_at(iterate, batch, means)
+        params = flatten(iterate.parameters)[:, : self._trained]
+        lr, anchor = self._constants(live)
+        inputs = [v.detach().requires_grad_() for v in (params, gradient, anchor, *iterate.state)]
+        with torch.enable_grad():
+            after, state = self._optimizer.step(inputs[0], inputs[1], tuple(inputs[3:]), lr, inputs[2])
+        arriving = (self._adjoint[:live, : self._trained], *(s[:live] for s in self._state_adjoint))
+        to_params, to_gradient, to_anchor, *to_state = torch.autograd.grad(
+            (after, *state), inputs, arriving, materialize_grads=True
+        )
+        # With the curvature's sign turned, p ← p + H_b p + ∇ℓ^out; what is added to p is wanted.
+        wide = torch.zeros_like(self._adjoint[:live])
+        wide[:, : self._trained] = to_gradient
+        curved = views(wide, self._shapes)
+        curvature = -means if self._curvature else torch.zeros_like(means)
+        self._kernel.apply_hvp_(iterate.parameters, curved, batch, curvature, outer_slope)
+        self._adjoint[:live, : self._trained] = to_params + flatten(curved)[:, : self._trained] - to_gradient
+        self._anchor_gain[:live] += to_anchor
+        for s, part in zip(self._state_adjoint, to_state, strict=True):
+            s[:live] = part
+
+    def end_backward(self) -> Tensor:
+        anchor = self._anchor[:, : self._trained].detach().requires_grad_()
+        with torch.enable_grad():
+            pairs = zip(self._optimizer.init(anchor), self._state_adjoint, strict=True)
+            dependent = [(state, adjoint) for state, adjoint in pairs if state.requires_grad]
+        if dependent:
+            states, adjoints = zip(*dependent, strict=True)
+            self._anchor_gain += torch.autograd.grad(states, anchor, adjoints)[0]
+        self._adjoint[:, : self._trained] += self._anchor_gain
+        return self._adjoint
+
+    def _constants(self, live: int) -> tuple[Tensor, Tensor]:
+        return self._step_sizes[:live], self._anchor[:live, : self._trained]
+
+    def _gradient(self, slope: Tensor, means: Tensor, pullback: Pullback) -> Tensor:
+        gradient = self._anchor.new_zeros(len(means), self._anchor.shape[1])
+        pullback(slope * means.unsqueeze(-1), views(gradient, self._shapes))
+        return gradient[:, : self._trained]
+
+    def _gradient_at(self, iterate: Iterate, batch: Batch, means: Tensor) -> Tensor:
+        trained = len(self._kernel.layout.shapes)
+        params, buffers = iterate.parameters[:trained], iterate.parameters[trained:]
+        logits, pullback = self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
+        return self._gradient(cross_entropy(logits, batch.y)[1], means, pullback)
+
+
+def _per_slot(values: Tensor, like: Tensor) -> Tensor:
+    """[L] shaped so that it multiplies every slot of `like`."""
+    return values.view(-1, *[1] * (like.dim() - 1))

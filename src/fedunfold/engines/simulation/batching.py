@@ -1,0 +1,198 @@
+"""The minibatches of a round: drawn on the host, then uploaded to where local training runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedunfold.config import Environment
+from fedunfold.core.participation import Participation, RoundRng, epochs_at
+from fedunfold.core.parts import CLIENT_SAMPLERS
+from fedunfold.data.federated import FederatedData
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan
+from fedunfold.engines.simulation.backends.cpu.permutations import last_rows, shuffle_rows
+
+SMALL = 64 * 1024
+"""Bytes that go to a GPU's queue as they are. For more the device would have to be waited for, unless they lie in
+memory that it can reach by itself."""
+
+
+def upload(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device; numpy's memory is read before this returns, and what the device is doing is not waited for."""
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    host = host.to(dtype or host.dtype)
+    if device.type == "cuda" and host.nbytes > SMALL:
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class ClientSlice:
+    """One client's rows in a round.
+
+    Attributes:
+        client_id: The client.
+        start: Its first row.
+        size: N_k, how many it has.
+        epochs: E_k.
+    """
+
+    client_id: str
+    start: int
+    size: int
+    epochs: int
+
+    def steps(self, batch_size: int) -> int:
+        """τ_k = E_k ⌈N_k/B⌉."""
+        return self.epochs * -(-self.size // batch_size)
+
+
+Clients = Sequence[tuple[RoundRng, ClientSlice]]
+"""Of each client the randomness of its round, and its rows."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Minibatches of several clients, each in a slot of its own, clients with more steps first.
+
+    Attributes:
+        order: The client in each slot.
+        active: How many slots, the first ones, still train at each step.
+        rows: Rows of the data, [S, L, B].
+        counts: How many of them are real, [S, L].
+        clients: Each slot's randomness and client.
+    """
+
+    order: tuple[int, ...]
+    active: tuple[int, ...]
+    rows: np.ndarray
+    counts: np.ndarray
+    clients: Sequence[tuple[RoundRng, str]]
+
+    def upload(self, device: torch.device, dtype: torch.dtype) -> "DeviceBatchPlan":
+        """The plan where local training runs."""
+        rows, counts = upload(self.rows, device), upload(self.counts, device)[..., None]
+        real = torch.arange(self.rows.shape[2], device=device) < counts
+        means = real.to(dtype) / counts.clamp(min=1)
+        return DeviceBatchPlan(self.order, self.active, rows, self.counts, means, self.clients)
+
+
+def plan_batches(clients: Clients, batch_size: int, width: int, threads: int = 1) -> BatchPlan:
+    """The minibatches of clients in a round, or in a round of several runs: every epoch is reshuffled, and its last
+    minibatch short.
+
+    Args:
+        clients: Their randomness and rows.
+        batch_size: B.
+        width: The number of rows that minibatches are padded to, whoever participates.
+        threads: How many may draw them.
+    """
+    order = sorted(range(len(clients)), key=lambda i: -clients[i][1].steps(batch_size))
+    ordered = [clients[index] for index in order]
+    shape = ordered[0][1].steps(batch_size), len(order)
+    rows, counts = np.empty((*shape, width), dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    rows[:] = np.array([own.start for _, own in ordered], dtype=np.int32)[:, None]
+    epochs = []
+    for slot, (_, own) in enumerate(ordered):
+        steps = own.steps(batch_size)
+        per_epoch = steps // own.epochs
+        epochs += [(slot, first, own.size) for first in range(0, steps, per_epoch)]
+        counts[:steps, slot] = np.tile(np.minimum(width, own.size - width * np.arange(per_epoch)), own.epochs)
+    shuffle_rows(rows, _keys(ordered), np.array(epochs), threads)
+    slots = [(rng, own.client_id) for rng, own in ordered]
+    return BatchPlan(tuple(order), tuple((counts > 0).sum(1).tolist()), rows, counts, slots)
+
+
+def sample_coefficients(clients: Clients, batch_size: int) -> np.ndarray:
+    """Σ_e 1/|b_e(i)| of every sample i, one client after the other: how often and how much it counts when all
+    minibatches of a round meet the same model.
+
+    That is E_k/B, and more for those that came into a short minibatch, the last of an epoch.
+    """
+    sizes = np.array([own.size for _, own in clients])
+    epochs = np.array([own.epochs for _, own in clients])
+    width = min(batch_size, int(sizes.max()))
+    size, begin = np.repeat(sizes, epochs), np.repeat(np.cumsum(sizes) - sizes, epochs)
+    short = size % width
+    rows = np.repeat(begin, short) + last_rows(size, short, _keys(clients))
+    more = np.repeat(1 / np.maximum(short, 1) - 1 / width, short)
+    return np.repeat(epochs / width, sizes) + np.bincount(rows, more, sizes.sum())
+
+
+def _keys(clients: Clients) -> np.ndarray:
+    """What the order in every epoch of every client is drawn with."""
+    return np.array([rng.philox_key(own.client_id, epoch) for rng, own in clients for epoch in range(own.epochs)])
+
+
+class BatchSampler:
+    """Who takes part in a round, and the minibatches of those who do, for the clients of an environment.
+
+    Args:
+        environment: How clients train and how likely they can be reached.
+        data: Their data.
+        device: Where local training runs.
+        dtype: In which precision.
+        threads: How many may draw minibatches.
+    """
+
+    def __init__(
+        self, environment: Environment, data: FederatedData, device: torch.device, dtype: torch.dtype, threads: int = 1
+    ) -> None:
+        self.batch_size = environment.batch_size
+        self.max_rows = min(environment.batch_size, max(data.sizes))
+        self._data, self._device, self._dtype, self._threads = data, device, dtype, threads
+        self._seed, self._clients_per_round = environment.seed, environment.clients_per_round
+        self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
+        self._probabilities = [client.participation_probability for client in environment.clients]
+        self._epochs = [client.epochs for client in environment.clients]
+        self._sizes = np.array(data.sizes)
+        self._slices: tuple[int, list[ClientSlice]] | None = None
+        self._ahead: tuple[Clients, BatchPlan] | None = None
+        self._uploaded: DeviceBatchPlan | None = None
+
+    def rng(self, run: str, t: int) -> RoundRng:
+        """The randomness of a round."""
+        return RoundRng(self._seed, run, t)
+
+    def participation(self, rng: RoundRng) -> Participation:
+        """Who takes part in a round."""
+        return rng.participation(
+            self._data.keys, self._probabilities, self._sizes, self._clients_per_round, self._sampler
+        )
+
+    def slices(self, t: int) -> list[ClientSlice]:
+        """All clients' rows in round t, made once for all runs that are in it."""
+        if self._slices is None or self._slices[0] != t:
+            offsets = self._data.offsets
+            slices = [
+                ClientSlice(key, offsets[k], offsets[k + 1] - offsets[k], epochs_at(self._epochs[k], t))
+                for k, key in enumerate(self._data.keys)
+            ]
+            self._slices = t, slices
+        return self._slices[1]
+
+    def batches(self, clients: Clients) -> DeviceBatchPlan:
+        """The minibatches of clients, unless they were drawn ahead."""
+        if self._ahead is None or self._ahead[0] != clients:
+            return self._plan(clients).upload(self._device, self._dtype)
+        self.upload_ahead()
+        assert self._uploaded is not None
+        return self._uploaded
+
+    def draw_ahead(self, clients: Clients) -> None:
+        """Draw minibatches that will be requested next."""
+        self._ahead, self._uploaded = (clients, self._plan(clients)), None
+
+    def upload_ahead(self) -> None:
+        """Upload what was drawn ahead, where that has not been done; it may wait for what the device is doing."""
+        if self._ahead is not None and self._uploaded is None:
+            self._uploaded = self._ahead[1].upload(self._device, self._dtype)
+
+    def coefficients(self, clients: Clients) -> np.ndarray:
+        """How much each of their samples counts where all minibatches meet the same model."""
+        return sample_coefficients(clients, self.batch_size)
+
+    def _plan(self, clients: Clients) -> BatchPlan:
+        return plan_batches(clients, self.batch_size, self.max_rows, self._threads)

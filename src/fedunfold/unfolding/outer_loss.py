@@ -1,0 +1,101 @@
+"""Outer losses: what the aggregation weights are learned for.
+
+Client k adds, over its minibatches b (E_k epochs of them) in every layer t of the unrolled run:
+
+| name           | one minibatch                                 | client factor | layers |
+|----------------|-----------------------------------------------|---------------|--------|
+| path           | mean cross-entropy                            | 1             | 0 … T  |
+| sample         | mean cross-entropy                            | 1/E_k         | 0 … T  |
+| balanced       | Σ_i (N/(C n_{y_i})) ce_i / |b|                | 1/E_k         | 0 … T  |
+| final          | as sample                                     | 1/E_k         | T      |
+| final-balanced | as balanced                                   | 1/E_k         | T      |
+| mse            | mean squared error of softmax against one-hot | 1             | 0 … T  |
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.parts import OUTER_LOSSES, OuterLoss
+from fedunfold.core.task import cross_entropy, squared_error
+
+
+@OUTER_LOSSES.register("path")
+@dataclass(frozen=True)
+class Path(OuterLoss):
+    """The published code's. It counts a client E_k times, so with unequal epochs it favours clients that train longer.
+
+    >>> Path().per_epoch
+    False
+    """
+
+    name: ClassVar[str] = "path"
+    is_cross_entropy: ClassVar[bool] = True
+
+    @property
+    def is_training_gradient(self) -> bool:
+        return not self.only_final
+
+    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(logits, labels)
+
+
+@OUTER_LOSSES.register("sample")
+@dataclass(frozen=True)
+class Sample(Path):
+    """Every training sample counts the same, however many epochs its client trains."""
+
+    name: ClassVar[str] = "sample"
+    per_epoch: ClassVar[bool] = True
+
+
+@OUTER_LOSSES.register("balanced")
+@dataclass(frozen=True)
+class Balanced(Sample):
+    """The class-balanced objective that a class-balanced test measures; it needs only the label counts n_y."""
+
+    name: ClassVar[str] = "balanced"
+
+    @property
+    def is_training_gradient(self) -> bool:
+        return False
+
+    def class_weights(self, label_counts: Tensor) -> Tensor | None:
+        """N/(C n_y); 0 for a class nobody holds.
+
+        >>> Balanced().class_weights(torch.tensor([[3, 0, 1], [2, 0, 0]])).tolist()
+        [0.4, 0.0, 2.0]
+        """
+        counts = label_counts.sum(0).double()
+        return torch.where(counts > 0, counts.sum() / (len(counts) * counts.clamp(min=1)), 0.0)
+
+
+@OUTER_LOSSES.register("final")
+@dataclass(frozen=True)
+class Final(Sample):
+    """The final model alone."""
+
+    name: ClassVar[str] = "final"
+    only_final: ClassVar[bool] = True
+
+
+@OUTER_LOSSES.register("final-balanced")
+@dataclass(frozen=True)
+class FinalBalanced(Balanced):
+    """The final model alone, class-balanced."""
+
+    name: ClassVar[str] = "final-balanced"
+    only_final: ClassVar[bool] = True
+
+
+@OUTER_LOSSES.register("mse")
+@dataclass(frozen=True)
+class MSE(OuterLoss):
+    """The paper's text: mean squared error of the softmax output against one-hot labels."""
+
+    name: ClassVar[str] = "mse"
+
+    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return squared_error(logits, labels)
