@@ -65,6 +65,11 @@ def read_file(file: Path) -> str:
 def parse_object(text: str, file: Path, line: int | None = None) -> dict[str, Any]:
     """A JSON object in a file, whatever is in it.
 
+    Args:
+        text: The JSON.
+        file: Where it is from.
+        line: The line in the file, from 1.
+
     Raises:
         DamagedRunError: There is none.
     """
@@ -79,6 +84,12 @@ def parse_object(text: str, file: Path, line: int | None = None) -> dict[str, An
 
 def parse_record(kind: type[Parsed], text: str, file: Path, line: int | None = None) -> Parsed:
     """A record of that kind in a file.
+
+    Args:
+        kind: What it has to be.
+        text: The JSON.
+        file: Where it is from.
+        line: The line in the file, from 1.
 
     Raises:
         DamagedRunError: A field is missing or wrong.
@@ -142,6 +153,9 @@ def read_manifest(folder: Path) -> schema.RunManifest:
 
 def read_runs(folders: Sequence[Path]) -> list[schema.RunRecord]:
     """The runs in some folders, each with a label of its own.
+
+    Args:
+        folders: Each once.
 
     Raises:
         InputError: A folder is named twice, holds no run or one without results, is damaged, or was written by a

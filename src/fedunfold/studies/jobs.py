@@ -137,7 +137,12 @@ class Job:
 
 
 def list_jobs(case: StudyCase, rows: Iterable[StudyRow]) -> list[Job]:
-    """Everything a case needs: weights first, because trials wait for them."""
+    """Everything a case needs: weights first, because trials wait for them.
+
+    Args:
+        case: What it is run on.
+        rows: What is run.
+    """
     listed = list(rows)
     learning = [Job(case, row, None) for row in listed if row.learning is not None]
     return learning + [Job(case, row, trial) for row in listed for trial in range(row.trials)]
