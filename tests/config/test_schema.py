@@ -344,5 +344,5 @@ def test_dogs_come_near_the_papers_sizes() -> None:
 
 def test_features_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDUNFOLD_DATA", raising=False)
-    with pytest.raises(InputError, match=r"no features file dogs_deit_tiny\.npz .*vision\.extraction"):
+    with pytest.raises(InputError, match=r"no features file dogs_deit_tiny\.npz .*extract the features"):
         environment("dogs-b").load()

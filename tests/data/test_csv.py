@@ -207,9 +207,9 @@ def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
         ({"a": "v,y\n1,a\n", "b": "w,y\n1,b\n"}, ("b.csv", "column v", "a.csv")),
         ({"a": "v,y\n1,a\n2,\n"}, ("a.csv, line 3", "label column y")),
         ({"a": "v,y\n1,a\n2,a\n"}, ("column y", "only the value a")),
-        ({"a": "v,y\n1,0.5\n2,0.7\n"}, ("a.csv, line 2", "measurement", "label")),
+        ({"a": "v,y\n1,0.5\n2,0.7\n"}, ("a.csv, line 2", "measurement", "`label`")),
         ({"a": "v,y\n1,a\ninf,b\n"}, ("a.csv, line 3, column v", "inf")),
-        ({"a": "v,y\n,a\n,b\n"}, ("column v", "drop")),
+        ({"a": "v,y\n,a\n,b\n"}, ("column v", "`drop`")),
         ({"a": 'v,y\n1,a\n"2,b\n'}, ("a.csv", "line")),
         ({"a": "v,y\n1,a\n2,b\n", "test": "v,y\n1,c\n"}, ("test.csv, line 2", "'c'")),
         ({"a": "v,y\n1,a\n2,b\n", "test": "v,y\nx,a\n"}, ("test.csv, line 2, column v", "'x'")),
@@ -217,10 +217,10 @@ def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
         ({"a": "v;y\n1,5;a\n2;b\n"}, ("column v", "decimal commas")),
         ({"a": "v,y\n1e39,a\n2,b\n", "test": "v,y\n1,a\n"}, ("column v", "unit")),
         ({"a": "y\na\nb\n"}, ("a.csv", "no column but the label")),
-        ({"a": "v,y\n1,a\n2,b\n"}, ("test: ", "fraction")),
+        ({"a": "v,y\n1,a\n2,b\n"}, ("`test`: ", "fraction")),
         (
             {"a": "n,y\n" + "".join(f"name {i},{i % 2}\n" for i in range(101))},
-            ("column n", "a.csv, line 2", "drop", "FEDUNFOLD_MAX_TABLE_TEXTS"),
+            ("column n", "a.csv, line 2", "`drop`", "FEDUNFOLD_MAX_TABLE_TEXTS"),
         ),
         ({"a": "v,y\n" + "".join(f"1,{i}\n" for i in range(1001))}, ("a.csv, line 1002", "column y", "1000")),
     ],
@@ -237,10 +237,10 @@ def test_refusals_say_where(tmp_path: Path, files: dict[str, str], words: tuple[
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"label": "z"}, ("label: ", "a.csv", "z", "v, y")),
-        ({"drop": ["z"]}, ("drop: ", "z")),
-        ({"drop": ["y"]}, ("drop: ", "y", "label")),
-        ({"test": 1.5}, ("test: ", "1.5")),
+        ({"label": "z"}, ("`label`: ", "a.csv", "z", "v, y")),
+        ({"drop": ["z"]}, ("`drop`: ", "z")),
+        ({"drop": ["y"]}, ("`drop`: ", "y", "label")),
+        ({"test": 1.5}, ("`test`: ", "1.5")),
     ],
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -110,10 +110,10 @@ def test_gaps_and_class_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "clients", "words"),
     [
-        ("dirichlet:alpha=-1", 4, ("partitioner dirichlet",)),
-        ("iid", 200, ("partitioner iid", "own.jsonl")),
-        ("pathological:classes=9", 4, ("partitioner pathological",)),
-        ("natural:column=nobody", None, ("partitioner natural", "own.jsonl")),
+        ("dirichlet:alpha=-1", 4, ("`partitioner` dirichlet",)),
+        ("iid", 200, ("`partitioner` iid", "own.jsonl")),
+        ("pathological:classes=9", 4, ("`partitioner` pathological",)),
+        ("natural:column=nobody", None, ("`partitioner` natural", "own.jsonl")),
     ],
 )
 def test_what_cannot_be_dealt(file: str, how: str, clients: int | None, words: tuple[str, ...]) -> None:
@@ -141,16 +141,16 @@ def test_what_cannot_be_loaded(tmp_path: Path, file: str) -> None:
         assert word in str(caught.value) and name in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no split held"):
         HubData.load(file, "held")
-    with pytest.raises(InputError, match="label: "):
+    with pytest.raises(InputError, match="`label`: "):
         HubData.load(file).partition(PartitionSpec("iid"), 2, "class", 0.5, None)
-    with pytest.raises(InputError, match="drop: "):
+    with pytest.raises(InputError, match="`drop`: "):
         imported(file, "iid", drop=["nothing"])
 
 
 def test_lists_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "lists.jsonl"
     path.write_text('{"v": [1, 2], "y": 0}\n{"v": [3, 4], "y": 1}\n')
-    with pytest.raises(InputError, match="column v holds no numbers or texts; drop it"):
+    with pytest.raises(InputError, match="column v holds no numbers or texts; `drop` it"):
         HubData.load(str(path)).partition(PartitionSpec("iid"), 1, "y", 0.5, None)
 
 

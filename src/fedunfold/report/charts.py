@@ -52,7 +52,13 @@ def outer_loss(run: RunRecord) -> Chart:
 
 
 def labels_held(federation: FederationRecord, clients: Sequence[str], classes: Sequence[str]) -> Chart:
-    """How many samples of each class each client holds; nothing where it has none."""
+    """How many samples of each class each client holds; nothing where it has none.
+
+    Args:
+        federation: Who holds what.
+        clients: The clients' labels.
+        classes: The classes' labels.
+    """
     counts = [[count or None for count in client.label_counts] for client in federation.clients]
     most = max(max(client.label_counts) for client in federation.clients)
     trace = _heatmap(counts, clients, [escaped(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
@@ -65,7 +71,13 @@ def labels_held(federation: FederationRecord, clients: Sequence[str], classes: S
 
 
 def weights(clients: Sequence[str], rounds: int, most: float) -> Chart:
-    """How much each client counts in each round; what is in it comes frame by frame."""
+    """How much each client counts in each round; what is in it comes frame by frame.
+
+    Args:
+        clients: The clients' labels.
+        rounds: T.
+        most: The weight with the strongest colour.
+    """
     trace = _heatmap([], clients, range(1, rounds + 1), "%{y}, round %{x}: %{z:.3f}", "weight")
     return _grid({**trace, "zmin": 0, "zmax": most}, clients, "round")
 
@@ -76,6 +88,13 @@ def before_and_after(
     """A mark for each of two methods, joined by a line that says who gains and who loses.
 
     Many are shown in the order of the first method, from the worst to the best.
+
+    Args:
+        names: Of classes or clients.
+        before: Accuracies of the first method; None where there is one method.
+        after: Accuracies of the second.
+        labels: The methods' labels.
+        x: What the names are of.
     """
     if len(names) > MARKED:
         order = np.argsort(after if before is None else before, kind="stable")

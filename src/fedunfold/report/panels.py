@@ -54,7 +54,15 @@ class Card:
 
 
 def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Card]]:
-    """The cards of every section that has some; `names` are the groups'."""
+    """The cards of every section that has some; `names` are the groups'.
+
+    Args:
+        names: The groups' names, empty for one alone.
+        groups: The groups.
+
+    Returns:
+        Cards by section; none for one without.
+    """
     named = list(zip(names, groups, strict=True))
     runs = [run for group in groups for run in group.runs]
     several = len(runs) > 1

@@ -73,7 +73,12 @@ def facts(federation: FederationRecord) -> list[tuple[str, str]]:
 
 
 def client_table(federation: FederationRecord, group: Group) -> Table:
-    """Who holds how much of what, how fast and how reliable, and how much it counts."""
+    """Who holds how much of what, how fast and how reliable, and how much it counts.
+
+    Args:
+        federation: Who they are.
+        group: Runs of it.
+    """
     learned = {
         f"{name} · {run.label}" if len(group.runs) > 1 else name: weights.weights.mean(0).tolist()
         for run in group.runs
@@ -114,7 +119,14 @@ def _held(client: ClientRecord, classes: Sequence[str]) -> str:
 
 
 def numbers_table(first: str, names: Sequence[str], columns: Mapping[str, Floats], digits: int = 1) -> Table:
-    """A chart's numbers; a column that is shorter than the others ends early."""
+    """A chart's numbers; a column that is shorter than the others ends early.
+
+    Args:
+        first: The first column's head.
+        names: What is in it.
+        columns: The numbers by the heads of the other columns.
+        digits: After the decimal point.
+    """
     rows = tuple(
         (name, *(_number(values[i], digits) if i < len(values) else NONE for values in columns.values()))
         for i, name in enumerate(names[:MOST_ROWS])

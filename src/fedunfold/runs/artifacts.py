@@ -32,7 +32,13 @@ def of_learning(learned: LearnedWeights) -> Files:
 
 
 def of_run(environment: Environment, method: str, result: RunResult) -> Files:
-    """A line for each round, how well the final model serves each client, and the model."""
+    """A line for each round, how well the final model serves each client, and the model.
+
+    Args:
+        environment: What was trained on.
+        method: The method's name.
+        result: What came out.
+    """
     state = trained_module(environment, result).state_dict()
     model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
     return {

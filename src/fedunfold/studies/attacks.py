@@ -1,11 +1,11 @@
-"""Clients that spoil a federation: what the study of attacks runs against.
+"""Clients that attack a federation: what the study of attacks runs against.
 
-| kind  | the last `bad` clients                                                                  |
-|-------|-----------------------------------------------------------------------------------------|
+| kind  | the last `bad` clients                                                                   |
+|-------|------------------------------------------------------------------------------------------|
 | flip  | train on y' = C − 1 − y, all their labels mixed up in the same way; they follow the rules |
-| noise | train, and send a direction drawn at random, 10 times as long as their update             |
+| noise | train, and send a random direction with 10 times the norm of their update                 |
 
-Neither lies about its losses: a flipping client's are those of its wrong labels, a noisy one's those it met.
+Neither lies about its losses: a flipping client's are those of its wrong labels, a noisy one's those of its training.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,23 @@ TIMES = 10.0
 
 @dataclass(frozen=True)
 class Attack:
-    """Which of the table, and by how many."""
+    """An attack.
+
+    Attributes:
+        kind: Which of the table.
+        bad: By how many clients.
+    """
 
     kind: Literal["flip", "noise"]
     bad: int
 
     @property
     def name(self) -> str:
+        """For names of cases."""
         return f"{self.kind}-{self.bad}"
 
     def clients(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """Those who are bad."""
+        """Which of these clients are bad."""
         if not 0 < self.bad < len(keys):
             raise InputError(f"an attack is by 1 to {len(keys) - 1} of {len(keys)} clients, not by {self.bad}.")
         return tuple(keys[-self.bad :])
@@ -57,7 +63,14 @@ class Attack:
 
 
 class NoisyFederation(SimulatedFederation):
-    """A simulation in which some clients send noise in place of their update."""
+    """A simulation in which some clients send noise in place of their update.
+
+    Args:
+        environment: The environment.
+        data: What its clients hold.
+        noisy: Those that send noise.
+        settings: As of `SimulatedFederation`.
+    """
 
     def __init__(self, environment: Environment, data: FederatedData, *, noisy: Sequence[str], **settings: Any) -> None:
         super().__init__(environment, data, **settings)

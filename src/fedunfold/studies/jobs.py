@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FedunfoldError, InputError
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
@@ -78,7 +78,16 @@ class Job:
             records: Where to.
             device: Where it is computed.
             on_part: Called as it proceeds.
+
+        Raises:
+            FedunfoldError: It failed; the message names it.
         """
+        try:
+            self._run(records, device, on_part)
+        except FedunfoldError as error:
+            raise FedunfoldError(f"{self.name}: {error}") from error
+
+    def _run(self, records: StudyRecords, device: str, on_part: OnPart) -> None:
         began = time.monotonic()
         federation = _federation(self.case, self.row.seed_shift, device)
         if self.trial is None:
@@ -128,7 +137,12 @@ class Job:
 
 
 def list_jobs(case: StudyCase, rows: Iterable[StudyRow]) -> list[Job]:
-    """Everything a case needs: weights first, because trials wait for them."""
+    """Everything a case needs: weights first, because trials wait for them.
+
+    Args:
+        case: What it is run on.
+        rows: What is run.
+    """
     listed = list(rows)
     learning = [Job(case, row, None) for row in listed if row.learning is not None]
     return learning + [Job(case, row, trial) for row in listed for trial in range(row.trials)]

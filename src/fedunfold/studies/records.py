@@ -87,7 +87,16 @@ class StudyRecords:
         return _load(self._file(case, name, f"trial-{trial}.json"), lambda file: _read(file, TRIAL))
 
     def save_trial(self, case: StudyCase, name: str, trial: int, result: RunResult, steps: int, seconds: float) -> None:
-        """The result of a trial, how many local steps its clients made, and how long it took."""
+        """The result of a trial.
+
+        Args:
+            case: What it was run on.
+            name: The row's name.
+            trial: Its number.
+            result: What came out.
+            steps: How many local steps its clients made.
+            seconds: How long it took.
+        """
         content: dict[str, Any] = {
             "accuracies": result.accuracies,
             "class_accuracy": result.evaluations[-1].class_accuracy.tolist(),
@@ -155,6 +164,11 @@ def curves(trials: Iterable[Trial]) -> np.ndarray:
 
 def check_same(records: StudyRecords, setting: Setting, cases: Iterable[StudyCase]) -> None:
     """Refuse to mix in records of other settings or of other data: the folder says what it was made with.
+
+    Args:
+        records: Those there may be.
+        setting: How the study is run now.
+        cases: Its cases.
 
     Raises:
         InputError: Something differs.

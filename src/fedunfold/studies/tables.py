@@ -118,7 +118,12 @@ def largest_fall(trials: Sequence[Trial]) -> float:
 
 
 def rounds_to(trials: Sequence[Trial], percent: float) -> int | None:
-    """The first round, from 1, after which the mean accuracy of the trials reaches it."""
+    """The first round, from 1, after which the mean accuracy of the trials reaches it.
+
+    Args:
+        trials: Of one row.
+        percent: The accuracy.
+    """
     reached = np.flatnonzero(curves(trials).mean(0) >= percent)
     return int(reached[0]) + 1 if len(reached) else None
 
@@ -137,13 +142,23 @@ def rate_points(seen: CaseRecords) -> tuple[list[int], list[float]]:
 
 
 def rate_fit(rounds: Sequence[int], variances: Sequence[float]) -> tuple[float, float]:
-    """Least squares of log V on log T: (slope, intercept)."""
+    """Least squares of log V on log T: (slope, intercept).
+
+    Args:
+        rounds: T.
+        variances: V.
+    """
     slope, intercept = np.polyfit(np.log(rounds), np.log(variances), 1)
     return float(slope), float(intercept)
 
 
 def slopes(rounds: Sequence[int], variances: Sequence[float]) -> str:
-    """The slope over all T, and where the variance first rises, the one from its peak on."""
+    """The slope over all T, and where the variance first rises, the one from its peak on.
+
+    Args:
+        rounds: T.
+        variances: V.
+    """
     text = f"{rate_fit(rounds, variances)[0]:.2f} over all T"
     peak = int(np.argmax(variances))
     if 0 < peak < len(rounds) - 1:

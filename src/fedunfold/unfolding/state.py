@@ -20,7 +20,7 @@ class Progress:
         optimizer: Its state.
         losses: An entry for every iteration done.
         history: Θ before the first iteration and after each, [T, K].
-        rejections: In how many rounds of all of them each client was rejections, [K].
+        rejections: In how many rounds of all of them each client was rejected, [K].
     """
 
     roots: Tensor

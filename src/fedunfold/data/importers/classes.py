@@ -53,12 +53,12 @@ class Classes:
         if measured is not None and all(map(_is_number, labels)):
             raise InputError(
                 f"{labels[measured]}: column {column} has {measured}, a measurement and no class; "
-                "choose a column of classes as label."
+                "choose a column of classes as `label`."
             )
         made = cls((), integers=measured is None)
         names = sorted({made.name_of(text) for text in labels}, key=int if made.integers else None)
         if len(names) < 2:
-            raise InputError(f"column {column} has only the value {names[0]}; choose a column of classes as label.")
+            raise InputError(f"column {column} has only the value {names[0]}; choose a column of classes as `label`.")
         return cls(tuple(names), made.integers)
 
     def name_of(self, text: str) -> str:

@@ -186,7 +186,7 @@ class TableFolder:
         if test is None:
             test = next((path for path in files.values() if path.stem.lower() == TEST), None)
         elif not test.is_file():
-            raise InputError(f"test: there is no file {test}; name one, or give a fraction such as 0.2.")
+            raise InputError(f"`test`: there is no file {test}; name one, or give a fraction such as 0.2.")
         names = {name: path.stem for name, path in files.items() if test is None or not path.samefile(test)}
         if not names:
             raise InputError(f"{folder}: has no CSV file but the test's; give one for each client.")

@@ -79,7 +79,7 @@ class Split:
         for column in columns:
             plain = isinstance(self.rows.features[column], _library("datasets").Value)
             if not plain and self.class_names(column) is None:
-                raise InputError(f"{self.name}: column {column} holds no numbers or texts; drop it.")
+                raise InputError(f"{self.name}: column {column} holds no numbers or texts; `drop` it.")
         step = max(1, BLOCK_CELLS // len(self.columns))
         for start in range(0, len(self.rows), step):
             block = self.rows[start : start + step]
@@ -116,7 +116,7 @@ class HubData:
         found = _load(name)
         train = "train" if "train" in found else next(iter(found))
         if test is not None and test not in found:
-            raise InputError(f"test: {name} has no split {test}, only {', '.join(found)}; or give a fraction.")
+            raise InputError(f"`test`: {name} has no split {test}, only {', '.join(found)}; or give a fraction.")
         wanted = test or "test"
         held = Split(f"{name} ({wanted})", found[wanted]) if wanted in found and wanted != train else None
         return cls(Split(f"{name} ({train})", found[train]), held)
@@ -157,7 +157,7 @@ class HubData:
             InputError: A column is missing or of no use, or the rows cannot be partitioned so.
         """
         if label not in self.train.columns:
-            raise InputError(f"label: {self.train.name} has no column {label}, only {', '.join(self.train.columns)}.")
+            raise InputError(f"`label`: {self.train.name} has no column {label}, only {', '.join(self.train.columns)}.")
         parts = _partition(self.train, spec, clients, label, seed)
         image = self.train.image
         if image is not None and transform is not None:
@@ -173,10 +173,10 @@ def _load(name: str) -> Any:
     path = Path(name).expanduser()
     builder = BUILDERS.get(path.suffix.lower()) if path.is_file() else None
     if path.is_file() and builder is None:
-        raise InputError(f"data set {name}: is no data file; give one that ends in {', '.join(BUILDERS)}, or a folder.")
+        raise InputError(f"`dataset` {name}: is no data file; give one that ends in {', '.join(BUILDERS)}, or a folder.")
     builders = pkgutil.iter_modules(importlib.import_module("datasets.packaged_modules").__path__)
     if builder is None and not path.is_dir() and name in {module.name for module in builders}:
-        raise InputError(f"data set {name}: is a kind of file; give the path of the file or folder itself.")
+        raise InputError(f"`dataset` {name}: is a kind of file; give the path of the file or folder itself.")
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     for library in (datasets, importlib.import_module("huggingface_hub.utils")):
@@ -187,7 +187,7 @@ def _load(name: str) -> Any:
         return datasets.load_dataset(str(path) if path.is_dir() else name)
     except HUB_ERRORS as error:
         raise InputError(
-            f"data set {name}: cannot be loaded ({first_line(error)}); check the name and the network, "
+            f"`dataset` {name}: cannot be loaded ({first_line(error)}); check the name and the network, "
             "or give a local file or folder."
         ) from error
 
@@ -202,14 +202,14 @@ def _partition(train: Split, spec: PartitionSpec, clients: int | None, label: st
             made.dataset = train.rows.shuffle(seed=seed)
             parts = [made.load_partition(i) for i in range(made.num_partitions)]
     except HUB_ERRORS as error:
-        raise InputError(f"partitioner {spec.kind}: cannot divide {train.name} ({first_line(error)}).") from error
+        raise InputError(f"`partitioner` {spec.kind}: cannot divide {train.name} ({first_line(error)}).") from error
     natural = spec.kind == "natural"
     names = [str(made.partition_id_to_natural_id[i]) if natural else f"client-{i}" for i in range(len(parts))]
     by_name = dict(zip(names, parts, strict=True))
     for name, part in by_name.items():
         if not len(part):
-            raise InputError(f"partitioner {spec.kind}: leaves {name} without a row; use fewer clients.")
-    keys = client_keys({name: name for name in names}, f"partitioner natural:column={spec.value}")
+            raise InputError(f"`partitioner` {spec.kind}: leaves {name} without a row; use fewer `clients`.")
+    keys = client_keys({name: name for name in names}, f"`partitioner` natural:column={spec.value}")
     return {key: Split(f"{train.name} at {key}", by_name[name]) for key, name in keys.items()}
 
 

@@ -103,11 +103,11 @@ def split_off_test(
         InputError: The fraction is out of range, or leaves no test row.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"test: the fraction must lie between 0 and 1, not {fraction:g}.")
+        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {fraction:g}.")
     masks = {key: held_out(y, classes, fraction, seed, "own-test", key) for key, (_, y) in clients.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
-            f"test: a fraction of {fraction:g} leaves no test row in clients this small; "
+            f"`test`: a fraction of {fraction:g} leaves no test row in clients this small; "
             "raise it, or give a test set of its own."
         )
     train = {key: (x[~masks[key]], y[~masks[key]]) for key, (x, y) in clients.items()}

@@ -40,11 +40,11 @@ class PartitionSpec:
         """
         kind, _, rest = text.partition(":")
         if kind not in KINDS:
-            raise InputError(f"partitioner: there is no {kind!r}; choose one of {', '.join(map(_example, KINDS))}.")
+            raise InputError(f"`partitioner`: there is no {kind!r}; choose one of {', '.join(map(_example, KINDS))}.")
         wanted = KINDS[kind]
         if wanted is None:
             if rest:
-                raise InputError(f"partitioner: {kind} takes no option, so leave out {rest!r}.")
+                raise InputError(f"`partitioner`: {kind} takes no option, so leave out {rest!r}.")
             return cls(kind)
         option, read, _ = wanted
         name, _, value = rest.partition("=")
@@ -53,7 +53,7 @@ class PartitionSpec:
                 raise ValueError
             return cls(kind, option, read(value))
         except ValueError:
-            raise InputError(f"partitioner: {text!r} is not understood; write {_example(kind)}.") from None
+            raise InputError(f"`partitioner`: {text!r} is not understood; write {_example(kind)}.") from None
 
 
 def _example(kind: str) -> str:

@@ -89,13 +89,13 @@ def _common_columns(tables: Sequence[Table], label: str, drop: Sequence[str]) ->
         odd = next((name for name in both if (name in first.columns) != (name in table.columns)), None)
         if odd is not None:
             has, lacks = (first, table) if odd in first.columns else (table, first)
-            raise InputError(f"{lacks.name} has no column {odd}, which {has.name} has; add it, or drop it everywhere.")
+            raise InputError(f"{lacks.name} has no column {odd}, which {has.name} has; add it, or `drop` it.")
     if label not in first.columns:
-        raise InputError(f"label: {first.name} has no column {label}, only {', '.join(first.columns)}.")
+        raise InputError(f"`label`: {first.name} has no column {label}, only {', '.join(first.columns)}.")
     for name in drop:
         if name == label or not any(name in table.columns for table in tables):
             reason = "is the label" if name == label else "is in no file"
-            raise InputError(f"drop: column {name} {reason}; do not list it.")
+            raise InputError(f"`drop`: column {name} {reason}; leave it out.")
     names = [name for name in first.columns if name != label and name not in drop]
     if not names:
         raise InputError(f"{first.name} has no column but the label {label}; give it features.")
@@ -174,17 +174,17 @@ def _describe(rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str,
     for name in names:
         missing = int(rows[name].isna().sum())
         if missing == len(rows):
-            raise InputError(f"column {name} is empty at every client; drop it.")
+            raise InputError(f"column {name} is empty at every client; `drop` it.")
         texts: tuple[str, ...] = ()
         if name in first_texts:
             texts = tuple(sorted(rows[name].dropna().unique()))
             where = f"column {name} ({first_texts[name]})"
             if any(DECIMAL_COMMA.fullmatch(text) for text in texts):
                 raise InputError(f"{where} has decimal commas; write decimals with a point.")
-            TABLE_TEXTS.check(len(texts), f"{where} is text; correct it, or drop it: ")
+            TABLE_TEXTS.check(len(texts), f"{where} is text; correct it, or `drop` it: ")
         columns.append(Column(name, missing, texts))
     width = sum(len(column.texts) or 1 for column in columns)
-    TABLE_NUMBERS.check(len(rows) * width, "drop text columns, or use an .npz file for large data: ")
+    TABLE_NUMBERS.check(len(rows) * width, "`drop` text columns, or use an .npz file for large data: ")
     return columns
 
 
@@ -212,7 +212,7 @@ def _recipe(columns: Sequence[Column], train: "DataFrame", scaling: Scaling) -> 
         median = float(values.median()) if values.notna().any() else 0.0
         values = values.fillna(median)
         if values.abs().max() > LARGEST:
-            raise InputError(f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or drop it.")
+            raise InputError(f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
         mean, scale = 0.0, 1.0
         if scaling == "standard":
             constant = values.min() == values.max()  # rounding may leave a deviation, by which a test row would explode
