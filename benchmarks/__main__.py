@@ -47,7 +47,7 @@ class Measured(Protocol):
 
 
 @app.command(epilog="Example: python -m benchmarks engine --repeats 5 --page docs/benchmarks.md")
-def engine(repeats: Repeats = 5, page: Page = None, other: Others = None, format: opt.Format = "text") -> None:
+def engine(repeats: Repeats = 5, page: Page = None, other: Others = None, output: opt.Format = "text") -> None:
     """The engine beside a plain loop, autograd through all rounds and Flower's simulation."""
     from benchmarks.markdown import growth_figure, page_of
     from benchmarks.timing import measure
@@ -56,19 +56,19 @@ def engine(repeats: Repeats = 5, page: Page = None, other: Others = None, format
     with _progress() as log:
         found = measure(repeats, commands, log)
     figure = _figure_name(page, "benchmarks")
-    _present(found, page_of(found, figure), page, format, growth_figure(found.scaling))
+    _present(found, page_of(found, figure), page, output, growth_figure(found.scaling))
 
 
 @app.command(epilog="Example: python -m benchmarks schedules --env mnist-2 --device cuda --page docs/schedules.md")
 def schedules(
-    env: Environments = None, device: opt.Device = "cpu", page: Page = None, format: opt.Format = "text"
+    env: Environments = None, device: opt.Device = "cpu", page: Page = None, output: opt.Format = "text"
 ) -> None:
     """Outer loss and accuracy against the time of learning, by the fast schedule and by the paper's."""
     from benchmarks.schedule_study import measure_schedules, schedules_figure, schedules_page
 
     with _progress() as log:
         found = measure_schedules(env or DIGITS, device, log)
-    _present(found, schedules_page(found, _figure_name(page, "schedules")), page, format, schedules_figure(found))
+    _present(found, schedules_page(found, _figure_name(page, "schedules")), page, output, schedules_figure(found))
 
 
 @app.command(epilog="Example: python -m benchmarks device --device cuda --page docs/gpu-times.md")
@@ -77,14 +77,14 @@ def device(
     repeats: Repeats = 5,
     device: opt.Device = "cpu",
     page: Page = None,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Local steps, weight-learning runs and runs on the CPU or a GPU."""
     from benchmarks.device import device_page, measure_device
 
     with _progress() as log:
         found = measure_device(env or DIGITS, device, repeats, log)
-    _present(found, device_page(found), page, format)
+    _present(found, device_page(found), page, output)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _figure_name(page: Path | None, name: str) -> str:
     return (page or Path(name)).with_suffix(".png").name
 
 
-def _present(found: Measured, text: str, page: Path | None, format: opt.Format, figure: "Figure | None" = None) -> None:
+def _present(found: Measured, text: str, page: Path | None, output: opt.Format, figure: "Figure | None" = None) -> None:
     """Show what was measured; write the page and its figure where one was named."""
     from fedunfold.cli import console
     from fedunfold.io.atomic import write_atomically
@@ -112,7 +112,7 @@ def _present(found: Measured, text: str, page: Path | None, format: opt.Format, 
         if figure is not None:
             save(figure, page.with_suffix(".png"))
         write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    if format == "json":
+    if output == "json":
         console.print_json(found.as_json())
     else:
         console.say(text)

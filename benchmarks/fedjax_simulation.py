@@ -41,8 +41,8 @@ def main(work: dict) -> list[float]:
     for round in range(work["rounds"] + 1):
         began = time.perf_counter()
         keys = jax.random.split(jax.random.PRNGKey(round), len(work["clients"]))
-        asked = [(name, data, key) for (name, data), key in zip(clients.clients(), keys, strict=True)]
-        state, _ = algorithm.apply(state, asked)
+        cohort = [(name, data, key) for (name, data), key in zip(clients.clients(), keys, strict=True)]
+        state, _ = algorithm.apply(state, cohort)
         float(fedjax.evaluate_model(model, state.params, test)["accuracy"])
         jax.block_until_ready(state.params)
         seconds.append(time.perf_counter() - began)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedunfold.config import Environment
 
 ROUNDS = 6
-"""Rounds of a run; the first one is not counted: Ray starts its workers then, and our strategy asks who is there."""
+"""Rounds of a run; the first is not counted: Ray starts its workers then, and our strategy registers the clients."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -71,7 +71,7 @@ def main(repeats: int, file: Path) -> None:
 
         env, ended = environment(), list[float]()
 
-        def tested(round: int, arrays: ArrayRecord) -> MetricRecord:
+        def tested(t: int, arrays: ArrayRecord) -> MetricRecord:
             model, data = baselines.model(env, "trial-0"), env.load()
             model.load_state_dict(arrays.to_torch_state_dict())
             accuracy = float((model(data.x_test).argmax(1) == data.y_test).float().mean())

@@ -41,7 +41,7 @@ def executed_files(action: Callable[[], object]) -> list[str]:
 
 
 def round_files() -> list[str]:
-    """Of one round of FedAvg; data and federation are there before it."""
+    """Of one round of FedAvg; data and federation are made before it."""
     federation = SimulatedFederation(fu.environment(ENVIRONMENT))
     request = Algorithm().request("trial-0", 0, federation.initial_model("trial-0"))
     return executed_files(lambda: federation.train([request]))

@@ -21,8 +21,8 @@ The core install needs the few that `pyproject.toml` lists under `dependencies`,
 def main() -> int:
     names = list(pins((ROOT / "constraints.txt").read_text()))
     command = [sys.executable, "-m", "piplicenses", "--from", "mixed", "--format", "json", "--with-system"]
-    said = subprocess.run([*command, "--packages", *names], check=True, capture_output=True, text=True)
-    found = {entry["Name"].lower(): entry for entry in json.loads(said.stdout)}
+    made = subprocess.run([*command, "--packages", *names], check=True, capture_output=True, text=True)
+    found = {entry["Name"].lower(): entry for entry in json.loads(made.stdout)}
     rows = [f"| {one['Name']} | {one['Version']} | {_short(one['License'])} |\n" for _, one in sorted(found.items())]
     if unknown := [name for name, one in found.items() if one["License"] == "UNKNOWN"]:
         print(f"note: without a licence in their metadata: {', '.join(unknown)}", file=sys.stderr)

@@ -12,7 +12,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.compare import Comparison, MethodResult
+from fedunfold.training.comparison import Comparison, MethodResult
 
 
 def result(*accuracies: float) -> RunResult:

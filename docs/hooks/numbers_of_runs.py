@@ -6,7 +6,7 @@
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,14 @@ DOCS = Path(__file__).parents[1]
 CASES = {
     "mnist-1": "quantity skew",
     "mnist-2": "label skew",
-    "mnist-3": "unequal local training",
+    "mnist-3": "unequal epochs",
     "mnist-4": "flaky clients",
-    "dogs-a": "different classes, flaky clients",
-    "dogs-b": "different classes, flaky clients, unequal local training",
+    "dogs-a": "label skew, flaky clients",
+    "dogs-b": "label skew, flaky clients, unequal epochs",
 }
 METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold", "fedavg-budget")
 SUMMARY = ("fedavg", "duw-fedavg", "fedunfold", "fedavg-budget")
-TITLES = {
-    "duw-fedavg": "duw-fedavg (learned)",
-    "fedunfold": "fedunfold (recommended)",
-    "fedavg-budget": "fedavg, more rounds",
-}
+TITLES = {"fedavg-budget": "fedavg, more rounds"}
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
 
 
@@ -71,7 +67,7 @@ def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "accuracies": accuracies,
     "summary": partial(accuracies, SUMMARY),
     "remembering": remembering,

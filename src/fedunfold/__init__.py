@@ -5,7 +5,8 @@
     learned = fu.learn_weights(env)
     table = fu.compare(env, [fu.size(), fu.dr(q=1), learned], trials=5)
 
-Names are loaded when first used, so that importing the package costs next to nothing.
+Names are loaded when first used, so that importing the package costs next to nothing. (lazy_loader does that too, but
+knows no second name for a module, as `plot` is of `plotting`, and looks a name up again at every use.)
 """
 
 from importlib import import_module
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from fedunfold.config import environment as environment
     from fedunfold.core.algorithm import Algorithm as Algorithm
     from fedunfold.core.errors import DivergenceError as DivergenceError
+    from fedunfold.core.errors import FederationError as FederationError
     from fedunfold.core.errors import FedunfoldError as FedunfoldError
     from fedunfold.core.errors import InputError as InputError
+    from fedunfold.core.errors import WriteError as WriteError
     from fedunfold.core.messages import ClientUpdates as ClientUpdates
     from fedunfold.core.messages import RejectedUpdate as RejectedUpdate
     from fedunfold.core.parts import RoundDecision as RoundDecision
@@ -50,10 +53,10 @@ if TYPE_CHECKING:
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
     from fedunfold.tracking.callback import Callback as Callback
-    from fedunfold.training.compare import Comparison as Comparison
     from fedunfold.training.compare import compare as compare
     from fedunfold.training.compare import run as run
     from fedunfold.training.compare import trained_module as trained_module
+    from fedunfold.training.comparison import Comparison as Comparison
     from fedunfold.training.learn import learn_weights as learn_weights
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
@@ -71,8 +74,10 @@ _HOMES = {
     "core.algorithm": ("Algorithm",),
     "core.errors": (
         "DivergenceError",
+        "FederationError",
         "FedunfoldError",
         "InputError",
+        "WriteError",
     ),
     "core.messages": (
         "ClientUpdates",
@@ -105,11 +110,11 @@ _HOMES = {
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
     "training.compare": (
-        "Comparison",
         "compare",
         "run",
         "trained_module",
     ),
+    "training.comparison": ("Comparison",),
     "training.learn": ("learn_weights",),
     "core.run_result": ("RunResult",),
     "training.methods": (

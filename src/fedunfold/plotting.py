@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedunfold.core.errors import InputError
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training.compare import Comparison
+from fedunfold.training.comparison import Comparison
 
 # Okabe and Ito's palette: distinct also for readers who see colours differently; black last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#000000"]
@@ -31,7 +31,14 @@ class ShownFigure(Figure):
 
 
 def accuracy(comparison: Comparison) -> Figure:
-    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
+    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation.
+
+    Args:
+        comparison: What was compared; a trial that stopped early stays at its last accuracy.
+
+    Raises:
+        InputError: It is something else.
+    """
     _check(comparison, Comparison)
     figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
@@ -42,7 +49,14 @@ def accuracy(comparison: Comparison) -> Figure:
 
 
 def weights(learned: LearnedWeights) -> Figure:
-    """Θ over the rounds, a line for each client; dotted, where it started."""
+    """Θ over the rounds, a line for each client; dotted, where it started.
+
+    Args:
+        learned: The weights; a federation of more than 12 clients gets no legend.
+
+    Raises:
+        InputError: They are something else.
+    """
     _check(learned, LearnedWeights)
     values, start = learned.weights.numpy(), learned.history[0].numpy()
     figure, axes = _canvas("Learned weights: how much each client counts in each round")
@@ -61,7 +75,14 @@ def weights(learned: LearnedWeights) -> Figure:
 
 
 def outer_loss(learned: LearnedWeights) -> Figure:
-    """The outer loss that the weights were learned for, at every iteration."""
+    """The outer loss that the weights were learned for, at every iteration.
+
+    Args:
+        learned: The weights.
+
+    Raises:
+        InputError: They are something else.
+    """
     _check(learned, LearnedWeights)
     figure, axes = _canvas("Outer loss while learning")
     losses = learned.losses.numpy()
@@ -87,7 +108,12 @@ def draw_curves(axes: Axes, values: np.ndarray, index: int, label: str) -> None:
 
 
 def line_style(index: int, points: int) -> dict[str, Any]:
-    """Colour and marker together, so that lines differ without colour too; few markers on long lines."""
+    """Colour and marker together, so that lines differ without colour too; few markers on long lines.
+
+    Args:
+        index: The line's number.
+        points: How many points it has.
+    """
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],

@@ -14,7 +14,7 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import FolderLock
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
-from fedunfold.training.compare import Comparison
+from fedunfold.training.comparison import Comparison
 from tests.cli.conftest import Command, Outcome
 from tests.cli.test_bad_input import refused
 from tests.cli.test_write_faults import content

@@ -24,6 +24,9 @@ import typer
 import fedunfold as fu
 from fedunfold.cli import main
 from fedunfold.cli.app import app
+from fedunfold.core.parts import AGGREGATORS, CLIENT_SAMPLERS, LOCAL_OPTIMIZERS, OUTER_LOSSES, SERVER_OPTIMIZERS
+from fedunfold.core.registry import Registry
+from fedunfold.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -48,6 +51,14 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^ {4,}\S.*\n)+", re.MULTILINE)
 COMMAND = re.compile(r"^\s*(fedunfold .*?)(?:\s+#.*)?$", re.MULTILINE)
 ROOT_COMMAND: Any = typer.main.get_command(app)
+REGISTRIES: list[Registry[Any]] = [
+    RULES,
+    SERVER_OPTIMIZERS,
+    LOCAL_OPTIMIZERS,
+    AGGREGATORS,
+    OUTER_LOSSES,
+    CLIENT_SAMPLERS,
+]
 
 
 def name_of(page: Path) -> str:
@@ -94,6 +105,21 @@ def parsed(arguments: list[str]) -> None:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def parts_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after it."""
+    for registry in REGISTRIES:
+        registry.names()  # so that the package's own are there
+        monkeypatch.setattr(registry, "_own", dict(registry._own))
+
+
+def test_the_page_about_parts_names_every_kind_of_them() -> None:
+    text = text_of(ROOT / "docs" / "extending.md")
+    for registry in REGISTRIES:
+        assert text.count(f"`{registry.group}`") == 1
+        assert f'[project.entry-points."{registry.group}"]' in text
 
 
 @pytest.mark.slow

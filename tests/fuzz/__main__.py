@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,7 @@ def mutated(names: list[str], cases: int, seed: int, failures: Path) -> dict[str
             if ended != "ended with 0":
                 at = Path(folder, "at").read_text() if Path(folder, "at").exists() else left[0]
                 print(f"the process {ended} in case {at}", flush=True)
-                rows[at.split()[0]] = (cases, 0, 0, 1)
+                rows[re.split(r"\W", at)[0]] = (cases, 0, 0, 1)
     return rows
 
 

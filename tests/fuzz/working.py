@@ -48,6 +48,7 @@ def work(names: list[str], seed: int, cases: int, report: Path, failures: Path) 
     """Work off so many cases of each format. A line in `report` says what came of it, the last where we are."""
     watch = Watch(scratch())
     for name in names:
+        (report / "at").write_text(f"{name}, before its first case")
         format, corpus = format_of(name), corpus_of(name)
         for data in corpus:
             format.fuzz(data)  # loads what is loaded at first use

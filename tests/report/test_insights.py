@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedunfold.report.grouping import Group, grouped
+from fedunfold.report.grouping import Group, group_runs
 from fedunfold.report.insights import findings, only_holders
 from fedunfold.runs.schema import RejectedClient
 from tests.support.run_records import federation, group, learned, method, run
@@ -116,7 +116,7 @@ def test_the_outer_loss(losses: tuple[float, ...], told: str) -> None:
 
 def test_runs_of_one_federation_are_compared_and_named() -> None:
     runs = [run(method("duw", [[70]]), label="b"), run(method("fedavg", [[60]]), label="a")]
-    (together,) = grouped(runs)
+    (together,) = group_runs(runs)
     assert together.baseline is not None
     assert together.baseline.label == "fedavg · a"
     assert findings(together)[0].startswith("duw · b ends at 70.0 % against 60.0 % of fedavg · a: 10.0 points more")
@@ -124,13 +124,13 @@ def test_runs_of_one_federation_are_compared_and_named() -> None:
 
 def test_runs_of_other_federations_are_not() -> None:
     other = federation(name="elsewhere")
-    assert len(grouped([run(method("fedavg", [[60]])), run(method("duw", [[70]]), of=other)])) == 2
+    assert len(group_runs([run(method("fedavg", [[60]])), run(method("duw", [[70]]), of=other)])) == 2
 
 
 def test_learned_methods_stand_first_and_fedavg_is_what_they_are_held_against() -> None:
     methods = [method("dr", [[1]]), method("duw", [[2]]), method("fedavg", [[3]])]
     found = group(*methods, weights={"duw": learned()})
-    assert [entry.label for entry in found.others] == ["duw", "dr"]
+    assert [method.label for method in found.others] == ["duw", "dr"]
     assert Group((run(methods[0]),)).baseline is None
 
 
@@ -143,17 +143,17 @@ def test_classes_go_by_their_names() -> None:
     assert "Class well is the weakest of fedavg" in " ".join(findings(group(base, of=named)))
 
 
-def test_who_was_set_aside_how_often_and_why() -> None:
-    aside = replace(method("fedavg", [[50, 60]]), rejected=(RejectedClient("south", 1, "has a NaN"),))
-    assert "Client south was set aside in 1 of 2 rounds: it has a NaN." in findings(group(aside))
+def test_who_was_rejected_how_often_and_why() -> None:
+    rejected = replace(method("fedavg", [[50, 60]]), rejected=(RejectedClient("south", 1, "has a NaN"),))
+    assert "Client south was rejected in 1 of 2 rounds: it has a NaN." in findings(group(rejected))
     many = tuple(RejectedClient(f"site-{k}", 3, "has a NaN") for k in range(5))
     found = findings(group(method("fedavg", [[1]]), replace(method("dr", [[1, 2], [3, 4]]), rejected=many)))
-    assert "Client site-3 was set aside in 3 of 4 rounds of 2 trials under dr: it has a NaN." in found
-    assert "1 more client was set aside under dr, no oftener than these." in found
+    assert "Client site-3 was rejected in 3 of 4 rounds of 2 trials under dr: it has a NaN." in found
+    assert "1 more client was rejected under dr, no more often than these." in found
 
 
 def test_a_run_that_was_stopped_says_so_first() -> None:
     stopped = replace(run(method("fedavg", [[60]]), label="b"), stopped=True)
-    ending = "was stopped and is not finished: what had ended is shown, and the same command goes on."
+    ending = "was stopped and is not finished: what had ended is shown, and it can be resumed."
     assert findings(Group((stopped,)))[0] == f"This run {ending}"
     assert findings(Group((run(method("duw", [[70]])), stopped)))[0] == f"The run b {ending}"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.report.grouping import grouped
+from fedunfold.report.grouping import group_runs
 from fedunfold.report.panels import cards_of
 from fedunfold.report.render import build
 from fedunfold.report.tables import settings_table
@@ -87,7 +87,7 @@ def test_labels_in_charts_have_no_tags_of_the_charts_own(tmp_path: Path) -> None
             return [text for inner in value for text in strings(inner)]
         return [value] if isinstance(value, str) else []
 
-    cards = cards_of([""], grouped(read_runs([folder])))
+    cards = cards_of([""], group_runs(read_runs([folder])))
     texts = [text for found in cards.values() for card in found for d in card.drawings for text in strings(d.chart)]
     assert escaped(LINK) in texts
     assert not [text for text in texts if re.search(r"<(?!extra></extra>|/extra>)", text)]
@@ -108,7 +108,7 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_is_loaded(tmp_path: Path
 
 def test_every_chart_is_one_that_plotly_knows(tmp_path: Path) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="the report needs plotly (extra report)")
-    cards = cards_of([""], grouped(read_runs([write_run(tmp_path / "kept", methods=("fedavg", "duw"))])))
+    cards = cards_of([""], group_runs(read_runs([write_run(tmp_path / "kept", methods=("fedavg", "duw"))])))
     assert all(cards.values())
     for found in cards.values():
         for card in found:
@@ -181,7 +181,7 @@ def test_only_a_mean_is_called_one(tmp_path: Path) -> None:
 def test_long_names_of_classes_are_cut_on_axes_only(tmp_path: Path) -> None:
     long = "squamous cell carcinoma"
     folder = write_run(tmp_path / "kept", class_names=("melanoma", long, long + " II"))
-    cards = cards_of([""], grouped(read_runs([folder])))
+    cards = cards_of([""], group_runs(read_runs([folder])))
     short = ["melanoma", "squamous cell car…", "squamous cell car… (2)"]
     assert cards["labels"][0].drawings[0].chart["data"][0]["x"] == short
     assert cards["classes"][0].drawings[0].chart["layout"]["xaxis"]["categoryarray"] == short

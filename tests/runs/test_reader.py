@@ -182,11 +182,11 @@ def test_class_names(tmp_path: Path) -> None:
     assert read_runs([named])[0].classes == ("0", "1", "2")
 
 
-def test_who_was_set_aside(tmp_path: Path) -> None:
+def test_who_was_rejected(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "kept")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for number, aside in ((0, {"south": "first"}), (1, {"north": "once"}), (3, {"south": "then"})):
-        lines[number]["rejected"] = aside
+    for number, rejected in ((0, {"south": "first"}), (1, {"north": "once"}), (3, {"south": "then"})):
+        lines[number]["rejected"] = rejected
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     first, second = read_runs([folder])[0].methods
     assert [(found.client, found.times, found.reason) for found in first.rejected] == [

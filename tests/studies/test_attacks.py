@@ -38,14 +38,14 @@ def test_noise_is_long_and_drawn_by_run_round_and_client() -> None:
     honest = train(Attack("flip", 1).federation(env, env.load(), dtype=torch.float64))
     noisy = Attack("noise", 2).federation(env, Attack("noise", 2).spoiled(env.load()), dtype=torch.float64)
     found, again, later = train(noisy), train(noisy), train(noisy, round=1)
-    assert torch.equal(found.updates[:5], honest.updates[:5])
-    torch.testing.assert_close(found.updates[5:].norm(dim=1), TIMES * honest.updates[5:].norm(dim=1))
-    cosine = torch.nn.functional.cosine_similarity(found.updates[5:], honest.updates[5:])
+    assert torch.equal(found.updates.rows[:5], honest.updates.rows[:5])
+    torch.testing.assert_close(found.updates.rows[5:].norm(dim=1), TIMES * honest.updates.rows[5:].norm(dim=1))
+    cosine = torch.nn.functional.cosine_similarity(found.updates.rows[5:], honest.updates.rows[5:])
     assert float(cosine.abs().max()) < 0.9
-    assert torch.equal(found.updates, again.updates)
-    assert not torch.equal(found.updates[5:], later.updates[5:])
+    assert torch.equal(found.updates.rows, again.updates.rows)
+    assert not torch.equal(found.updates.rows[5:], later.updates.rows[5:])
     with pytest.raises(InputError, match="learn with the first_order adjoint"):
-        noisy.backprop(None, found.present, found.updates)  # type: ignore[arg-type]
+        noisy.vjp([], [found.participated], [found.updates.rows])
 
 
 @pytest.mark.parametrize("bad", [0, 7, -1])
@@ -88,5 +88,5 @@ def test_the_study_is_of_ten_sites() -> None:
     assert all(len(case.env.clients) == 10 and case.env.seed == 3 for case in cases)
     assert len({case.digest for case in cases}) == 3, "noise is no other data"
     entries = list_rows("attack", cases[0].env, SETTING)
-    assert [row.method.algorithm.screen for row in entries].count("norm") == 2
+    assert [row.method.algorithm.filter for row in entries].count("norm") == 2
     assert {row.method.algorithm.absent for row in entries} == {"drop"}

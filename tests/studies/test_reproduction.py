@@ -299,7 +299,7 @@ def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     case = StudyCase(tiny())
     check_same(records, SETTING, [case])
     check_same(records, Setting(trials=5), [case])
-    with pytest.raises(InputError, match=r"another setting \(seed was 0 and is 1\); choose another folder"):
+    with pytest.raises(InputError, match=r"another setting \(seed was 0 and is 1\); choose another `out`"):
         check_same(records, Setting(seed=1), [case])
     with pytest.raises(InputError, match="other data or clients"):
         check_same(records, SETTING, [StudyCase(tiny(participation_probability=0.5))])

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, momentum, nova, prox, sgd
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.studies.theory.analysis import analyse, analyse_learned
 from fedunfold.studies.theory.formulas import local_factors, recast_weights, weight_variances
 from fedunfold.studies.theory.quantities import Constants
-from fedunfold.training.loop import Algorithm
 from fedunfold.unfolding import Learning, learn
 from tests.support.federations import simulated, tiny
 

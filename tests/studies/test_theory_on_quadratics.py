@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from fedunfold.local.optimizers import LocalOptimizer, accumulated, nova, sgd
+
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.local import accumulated, nova, sgd
 from fedunfold.studies.theory.analysis import analyse
 from fedunfold.studies.theory.quantities import Constants, Theory
 

@@ -77,10 +77,7 @@ def run(
     record = of or federation()
     return RunRecord(
         label=label,
-        command="compare",
         environment=record.environment,
-        version=VERSION,
-        seed=0,
         settings={"command": "compare", "trials": 2, "files": []},
         clients=record.keys,
         classes=record.class_names or tuple(str(label) for label in range(record.classes)),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.federation import Evaluation
+from fedunfold.core.messages import Evaluation
 from fedunfold.tracking import CallbackList
 from fedunfold.tracking.callback import Callback, OuterStepRelay
 from fedunfold.tracking.early_stopping import EarlyStopping

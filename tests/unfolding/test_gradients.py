@@ -20,6 +20,7 @@ from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import participation
+from tests.support.outside_package.outside_parts import AdamW
 from tests.support.unrolled import Unrolled, gradients_of
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5}
@@ -38,21 +39,6 @@ LOCAL: dict[str, LocalOptimizer] = {
 
 
 @dataclass(frozen=True)
-class AdamW(LocalOptimizer):
-    """Adam with weight decay, as somebody outside would write it: its steps depend on w itself."""
-
-    name: ClassVar[str] = "adamw"
-    decay: float = 0.4
-
-    def init(self, params: Tensor) -> State:
-        return torch.zeros_like(params), torch.full_like(params, 0.01)
-
-    def step(self, params: Tensor, gradient: Tensor, state: State, lr: Tensor, anchor: Tensor) -> tuple[Tensor, State]:
-        m, v = 0.6 * state[0] + 0.4 * gradient, 0.8 * state[1] + 0.2 * gradient.square()
-        return params - lr * (m / (v.sqrt() + 0.1) + self.decay * params), (m, v)
-
-
-@dataclass(frozen=True)
 class Anchored(LocalOptimizer):
     """Its state begins at w^(t), and its steps pull towards half of it."""
 
@@ -68,7 +54,7 @@ class Anchored(LocalOptimizer):
 STATEFUL: dict[str, LocalOptimizer] = {
     "momentum": momentum(0.6),
     "accumulated-momentum": accumulated(momentum(0.6)),
-    "adamw": AdamW(),
+    "adamw": AdamW(decay=0.4),
     "anchored": Anchored(),
 }
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")

@@ -9,14 +9,6 @@ from fedunfold.cli.wording import with_flags
 from fedunfold.core.errors import FedunfoldError
 
 INTERRUPTED = 130
-OPTIONS = {
-    "choose another folder": "choose another --out",
-    "overwrite it": "replace it with --overwrite",
-    "without resuming": "without --resume",
-    "name the folder that holds": "name with --in the folder that holds",
-    "with fewer processes": "with fewer --jobs",
-}
-"""What the library says to somebody who writes Python, and the same for the command line."""
 
 
 class Stopped(Exception):

@@ -91,7 +91,7 @@ def _compare(
                 if not comparison.methods:
                     raise
         # Shown before it is written: a disk that is full by now must not take the table along.
-        if comparison.methods and options.format == "json":
+        if comparison.methods and options.output == "json":
             stopped = {"stopped": True} if isinstance(ending, Stopped) else {}
             console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
@@ -104,8 +104,8 @@ def _compare(
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
         folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-        trackers.tell_kept(tracker, folder)
-        if options.format == "text":
+        trackers.report_files(tracker, folder)
+        if options.output == "text":
             console.say(f"records and figures are in {folder.path}")
         if ending is not None:
             raise ending

@@ -15,7 +15,7 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import Callback
-from fedunfold.training.compare import Comparison, MethodResult
+from fedunfold.training.comparison import Comparison, MethodResult
 
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
@@ -91,7 +91,7 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
-        # Rounds that were made before an interruption are not told of again.
+        # Rounds before an interruption are not reported again.
         task = self._task(f"{method}: rounds", self._rounds)
         self._bars.update(task, completed=(trial + 1) * self._rounds // trials)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedunfold.tracking import CallbackList
     from fedunfold.training.methods import Method
 
-NOT_SPECIFIED = {"out", "overwrite", "resume", "format", "threads", "jobs", "track"}
+NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
 """Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
 
 

@@ -37,12 +37,12 @@ def features(
     again: Annotated[
         bool, typer.Option("--again", help="Make FILE anew, and discard another run's partial results.")
     ] = False,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
     device: opt.Device = "cpu",
 ) -> None:
     """Run a frozen vision transformer over images once, and store its CLS features.
 
-    Stopped half-way, the same command goes on where it left off; a finished FILE is left as it is. Files that
+    Stopped half-way, the same command resumes where it left off; a finished FILE is left as it is. Files that
     cannot be read as images are named on standard error and counted.
     """
     from fedunfold.cli import console
@@ -77,7 +77,7 @@ def features(
         sys.stderr.write(f"skipped {name}: {reason}\n")
     for name in made.empty_classes:
         sys.stderr.write(f"class {name} has no readable image; it keeps its number\n")
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "file": str(made.file),

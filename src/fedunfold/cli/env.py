@@ -16,7 +16,7 @@ app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine
 
 
 @app.command("list", epilog="Example: fedunfold env list")
-def list_(format: opt.Format = "text") -> None:
+def list_(output: opt.Format = "text") -> None:
     """The environments that come with fedunfold."""
     from rich.table import Table
 
@@ -24,7 +24,7 @@ def list_(format: opt.Format = "text") -> None:
     from fedunfold.config import bundled, environment
 
     found = [environment(name) for name in bundled()]
-    if format == "json":
+    if output == "json":
         console.print_json([{"name": env.name, "description": env.description} for env in found])
         return
     table = Table()
@@ -36,21 +36,21 @@ def list_(format: opt.Format = "text") -> None:
 
 
 @app.command(epilog="Example: fedunfold env show digits-flaky > mine.toml")
-def show(env: opt.Env, format: opt.Format = "text") -> None:
+def show(env: opt.Env, output: opt.Format = "text") -> None:
     """The environment as TOML: a start for one of your own."""
     from fedunfold.cli import console
     from fedunfold.config import environment
 
     found = environment(env)
-    if format == "json":
+    if output == "json":
         console.print_json(found.model_dump(mode="json"))
     else:
         typer.echo(found.to_toml(), nl=False)
 
 
 @app.command(epilog="Example: fedunfold env check mine.toml")
-def check(env: opt.Env, format: opt.Format = "text") -> None:
-    """Load an environment's data, show who holds what and how unlike clients are; an error says what to mend."""
+def check(env: opt.Env, output: opt.Format = "text") -> None:
+    """Load an environment's data, show who holds what and how unlike clients are; an error says what to fix."""
     from dataclasses import asdict
 
     from fedunfold.cli import console
@@ -74,7 +74,7 @@ def check(env: opt.Env, format: opt.Format = "text") -> None:
         }
         for client, size, counts in zip(found.clients, data.sizes, data.label_counts, strict=True)
     ]
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "environment": found.name,

@@ -61,13 +61,13 @@ def new(
         _option("participation-probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
     ] = None,
     seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
-    overwrite: Annotated[bool, _option("overwrite", "Replace files that are there already.")] = False,
+    overwrite: Annotated[bool, _option("overwrite", "Replace existing files.")] = False,
     yes: Annotated[bool, _option("yes", "Ask nothing; take the defaults.")] = False,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Write an environment for your own data, and the data as one .npz where they are not.
 
-    What is not given is asked for on a terminal, with a default; elsewhere the default is taken.
+    What is not given is requested on a terminal, with a default; elsewhere the default is taken.
     """
     from fedunfold.cli.import_source import WORDS, ImportSource
     from fedunfold.config import Client, Environment, ModelSpec
@@ -75,7 +75,7 @@ def new(
 
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
-    answers = Answers(yes or format == "json")
+    answers = Answers(yes or output == "json")
     own = ImportSource.of(source, dataset, given, answers, seed)
     name = answers.about("--name", "name of the environment", name, own.default_name(), str)
     out = _free(out or Path(f"{own.file_name(name)}.toml"), own.kind != "npz", overwrite)
@@ -118,7 +118,7 @@ def new(
         ),
     )
     files = _write(out, env, found)
-    _tell(out, found, files, format)
+    _tell(out, found, files, output)
 
 
 def _free(out: Path, with_data: bool, overwrite: bool) -> Path:
@@ -178,11 +178,11 @@ def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
     return files
 
 
-def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], format: opt.Format) -> None:
+def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.Format) -> None:
     from fedunfold.cli import console
 
     commands = [shlex.join(["fedunfold", *words, str(out)]) for words in (("env", "check"), ("learn",))]
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "files": [str(path) for path in files],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
-# Which options say something about which kind of source.
+# Which options apply to which kind of source.
 ABOUT: dict[str, tuple[Kind, ...]] = {
     "label": ("tables", "dataset"),
     "test": ("tables", "images", "dataset"),
@@ -34,7 +34,7 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True, eq=False)
 class ImportSummary:
-    """What an environment has to say about the data: arrays to write, or an .npz that stays where it is."""
+    """What an environment needs to know about the data: arrays to write, or an .npz that stays where it is."""
 
     imported: "ImportedData | None"
     data: str
@@ -49,7 +49,7 @@ class ImportSummary:
 
 @dataclass(frozen=True)
 class ImportSource:
-    """Where the data are, and what was said about them."""
+    """Where the data are, and the options given about them."""
 
     kind: Kind
     place: str
@@ -62,12 +62,12 @@ class ImportSource:
         cls, source: Path | None, dataset: str | None, given: Mapping[str, Any], answers: Answers, seed: int
     ) -> "ImportSource":
         kind = _kind(source, dataset)
-        said = {option: value for option, value in given.items() if value is not None and value != []}
-        for option in said:
+        chosen = {option: value for option, value in given.items() if value is not None and value != []}
+        for option in chosen:
             if kind not in ABOUT[option]:
                 about = " or ".join(WORDS[other] for other in ABOUT[option])
                 raise InputError(f"--{option} is about {about}; leave it out for {WORDS[kind]}.")
-        return cls(kind, str(source) if dataset is None else dataset, said, answers, seed)
+        return cls(kind, str(source) if dataset is None else dataset, chosen, answers, seed)
 
     def default_name(self) -> str:
         return self.file_name(Path(self.place).expanduser().resolve().stem)
@@ -177,7 +177,7 @@ class ImportSource:
         images = data.train.image is not None
         for option in ("size", "colour", "model") if not images else ("drop", "scaling"):
             if option in self.given:
-                raise InputError(f"--{option}: says nothing about {'images' if images else 'tables'}; leave it out.")
+                raise InputError(f"--{option}: does not apply to {'images' if images else 'tables'}; leave it out.")
         made = data.partition(
             spec,
             None if spec.kind == "natural" else count,
@@ -201,8 +201,8 @@ class ImportSource:
             return str(text)
 
     def _fraction(self, given: float | str | None) -> float:
-        said = given if isinstance(given, float) else None
-        return self.answers.about("--test", "part of each client's rows to test on", said, TEST_FRACTION, float)
+        fraction = given if isinstance(given, float) else None
+        return self.answers.about("--test", "part of each client's rows to test on", fraction, TEST_FRACTION, float)
 
     def _label(self, guess: str, columns: Sequence[str]) -> str:
         question = f"column to predict ({', '.join(columns)})"

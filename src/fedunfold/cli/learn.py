@@ -63,12 +63,12 @@ def learn(
         algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
         files = of_learning(learned)
         folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
-        trackers.tell_kept(tracker, folder)
-        _show(learned, environment, algorithm.step_sizes, folder.path, options.format)
+        trackers.report_files(tracker, folder)
+        _show(learned, environment, algorithm.step_sizes, folder.path, options.output)
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"
             raise Stopped(f"stopped after {done}; what was learned is saved, and the same command resumes.")
-        if options.format == "text" and "," not in str(folder.path):  # which separates methods
+        if options.output == "text" and "," not in str(folder.path):  # which separates methods
             same = {"--seed": options.seed, "--rounds": options.rounds}  # of the environment they were learned for
             more = [str(word) for pair in same.items() if pair[1] is not None for word in pair]
             both = f"fedavg,{folder.path / 'weights.safetensors'}"
@@ -77,12 +77,12 @@ def learn(
 
 
 def _show(
-    learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, format: opt.Format
+    learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, output: opt.Format
 ) -> None:
     from fedunfold.cli import console
 
     file, done = folder / "weights.safetensors", len(learned.losses)
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "environment": environment.name,

@@ -94,7 +94,7 @@ class RunOptions:
     out: Out = None
     overwrite: Overwrite = False
     resume: Resume = False
-    format: Format = "text"
+    output: Format = "text"
     seed: Seed = None
     rounds: Rounds = None
     device: Device = "cpu"

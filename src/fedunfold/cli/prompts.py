@@ -1,4 +1,4 @@
-"""What a command still has to know: asked on a terminal, taken as its default elsewhere."""
+"""What a command still has to know: requested on a terminal, taken as its default elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ def watched() -> bool:
 
 
 class Answers:
-    """Asks only where someone can answer, and never for what was given."""
+    """Prompts only where someone can answer, and never for what was given."""
 
     def __init__(self, yes: bool) -> None:
         self._ask = not yes and watched()

@@ -1,4 +1,4 @@
-"""`fedunfold repeat`: a run again, from what its folder says of it, and whether the same came out."""
+"""`fedunfold repeat`: a run again, from the settings in its folder, and whether the same came out."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ def repeat(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the run again; a new one of runs/.")
     ] = None,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Run a finished run again into a new folder, and say whether the same bytes came out (exit code 0) or not (1)."""
     from contextlib import redirect_stdout
@@ -39,7 +39,7 @@ def repeat(
     different = [name for name in settings.compared if not _same(run / name, folder / name)]
     then, now = settings.machine, machine(str(settings.arguments.get("--device", "cpu")))
     elsewhere = {name: [then.get(name), now[name]] for name in now if name != "cores" and then.get(name) != now[name]}
-    if format == "json":
+    if output == "json":
         console.print_json(
             {"folder": str(folder), "same": not different, "different": different, "elsewhere": elsewhere}
         )
@@ -53,7 +53,7 @@ def repeat(
 
 
 def _new_folder(run: Path) -> Path:
-    """A name in runs/ that is free, or whose repetition did not end and is gone on with."""
+    """A name in runs/ that is free, or whose repetition did not end and is resumed."""
     from fedunfold.runs.folder import RunFolder
     from fedunfold.runs.reader import has_ended
 

@@ -18,7 +18,7 @@ def report(
         Path | None,
         typer.Option("--out", metavar="FILE", help="The HTML file; report.html in the folder where it is one run."),
     ] = None,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings."""
     from fedunfold.cli import console
@@ -35,9 +35,9 @@ def report(
     require_extra()
     page = build(read_runs(runs))
     write_atomically(file, lambda temporary: temporary.write_text(page.html, encoding="utf-8"))
-    if format == "json":
-        told = [{"about": about, "text": text} for about, texts in page.findings.items() for text in texts]
-        console.print_json({"file": str(file), "runs": [str(run) for run in runs], "findings": told})
+    if output == "json":
+        findings = [{"about": about, "text": text} for about, texts in page.findings.items() for text in texts]
+        console.print_json({"file": str(file), "runs": [str(run) for run in runs], "findings": findings})
         return
     for about, texts in page.findings.items():
         if len(page.findings) > 1:

@@ -46,7 +46,7 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
     device: opt.Device = "cpu",
-    format: opt.Format = "text",
+    output: opt.Format = "text",
     resume: opt.Resume = False,
 ) -> None:
     """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped."""
@@ -97,14 +97,14 @@ def reproduce(
                 )
             except KeyboardInterrupt:
                 raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
-        said = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
-        said += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
-        options = [str(part) for option, value in said if value is not None for part in (option, value)]
+        given = [("--assignment", assignment and assignment.name), ("--trials", trials), ("--seed", seed)]
+        given += [("--schedule", schedule), ("--device", device), *(("--only", name) for name in only or ())]
+        options = [str(part) for option, value in given if value is not None for part in (option, value)]
         command = shlex.join(["fedunfold", "reproduce", study, *options])
         file = results.write(folder, command, records, computed=bool(todo))
         write_settings(folder, run_spec(context), threads=1, files=results.files(records))
     seconds = time.monotonic() - began
-    if format == "json":
+    if output == "json":
         console.print_json({"results": str(file), "computed": len(todo), "seconds": seconds})
     else:
         console.say(f"{len(todo)} records made in {seconds:.0f} s; results are in {file}")

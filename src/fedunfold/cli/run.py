@@ -70,8 +70,8 @@ def run(
         if folder is not None:
             files = of_run(environment, chosen.name, result)
             folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-            trackers.tell_kept(tracker, folder)
-    if options.format == "json":
+            trackers.report_files(tracker, folder)
+    if options.output == "json":
         console.print_json(
             {
                 "environment": environment.name,

@@ -1,4 +1,4 @@
-"""`fedunfold runs`: the runs that are kept in a folder."""
+"""`fedunfold runs`: the runs in a folder."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ RUNS = Path("runs")
 
 
 @app.command("list", epilog="Example: fedunfold runs list")
-def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
+def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
     """All runs in a folder: what they were, what came out, and whether they are whole."""
     from rich import box
     from rich.table import Table
@@ -35,7 +35,7 @@ def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
     from fedunfold.runs.catalog import runs_in
 
     found = runs_in(folder)
-    if format == "json":
+    if output == "json":
         console.print_json([run.as_json() for run in found])
         return
     if not found:
@@ -58,7 +58,7 @@ def list_(folder: In = RUNS, format: opt.Format = "text") -> None:
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, as `fedunfold runs list` shows.")],
     folder: In = RUNS,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Settings and results of one run."""
     from fedunfold.cli import console
@@ -66,13 +66,13 @@ def show(
     from fedunfold.tracking.scalars import flattened
 
     found = find_run(run, folder)
-    if format == "json":
+    if output == "json":
         files = [str(file) for file in found.files]
         console.print_json({**found.as_json(), "settings": dict(found.settings), "files": files})
         return
     settings = flattened({name: value for name, value in found.settings.items() if name != "files"})
-    said = {name: [value] for name, value in settings.items() if value not in (None, "", "[]")}
-    console.out.print(_table(("setting", "value"), said))
+    shown = {name: [value] for name, value in settings.items() if value not in (None, "", "[]")}
+    console.out.print(_table(("setting", "value"), shown))
     measures = [name for name in MEASURES if any(name in row for row in found.results)]
     rows = {row.get("method", "learned"): [_number(row.get(name)) for name in measures] for row in found.results}
     if rows:
@@ -82,8 +82,8 @@ def show(
 
 
 @app.command(epilog="Example: fedunfold runs compare demo compare-digits-flaky")
-def compare(runs: Names, folder: In = RUNS, format: opt.Format = "text") -> None:
-    """Settings that differ, and results, side by side."""
+def compare(runs: Names, folder: In = RUNS, output: opt.Format = "text") -> None:
+    """Settings that differ, and results, in columns."""
     from fedunfold.cli import console
     from fedunfold.runs.catalog import differing
 
@@ -91,7 +91,7 @@ def compare(runs: Names, folder: In = RUNS, format: opt.Format = "text") -> None
     if len(found) < 2:
         raise InputError("comparing takes two runs or more; one is shown by `fedunfold runs show`.")
     settings, results = differing(found)
-    if format == "json":
+    if output == "json":
         console.print_json({"runs": [run.as_json() for run in found], "settings": settings, "results": results})
         return
     names = [run.name for run in found]
@@ -105,7 +105,7 @@ def rm(
     runs: Names,
     folder: In = RUNS,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """Delete runs: the files that they recorded, and nothing else."""
     from fedunfold.cli import console
@@ -116,7 +116,7 @@ def rm(
         _ask(found)
     with locked(found):
         left = [(run, delete_run(run)) for run in found]
-    if format == "json":
+    if output == "json":
         console.print_json([{"name": run.name, "deleted": len(run.files), "left": names} for run, names in left])
         return
     for run, names in left:
@@ -133,7 +133,7 @@ def _found(names: list[str], folder: Path) -> "list[RunSummary]":
 
 def _ask(runs: "list[RunSummary]") -> None:
     if not sys.stdin.isatty():
-        raise InputError("deleting asks first, and nobody is there to answer; say --yes.")
+        raise InputError("deleting needs a confirmation, and this is no terminal; confirm with --yes.")
     names = ", ".join(str(run.path) for run in runs)
     try:
         agreed = typer.confirm(f"Delete {_files(runs)} of {names}?", err=True)

@@ -51,7 +51,7 @@ def theory(
     kappa: Kappa = None,
     beta: Beta = None,
     gap: Gap = None,
-    format: opt.Format = "text",
+    output: opt.Format = "text",
 ) -> None:
     """How much a run's learned weights vary, and the convergence bound for them.
 
@@ -70,7 +70,7 @@ def theory(
     learned = LearnedWeights.load(file)
     result = analyse_learned(learned, found, constants, recast=recast)
     notes = list(_notes(result, learned, found))
-    if format == "json":
+    if output == "json":
         console.print_json(
             {
                 "run": str(run),

@@ -1,4 +1,4 @@
-"""`--track`: who hears of a run beside the terminal."""
+"""`--track`: who follows a run beside the terminal."""
 
 import os
 from collections.abc import Sequence
@@ -17,31 +17,31 @@ RUNS = Path("runs")
 
 
 def trackers(
-    progress: "ProgressTracker", environment: "Environment", folder: "RunFolder | None", asked: Sequence[str] | None
+    progress: "ProgressTracker", environment: "Environment", folder: "RunFolder | None", wanted: Sequence[str] | None
 ) -> "CallbackList":
-    """The terminal, the live file where the run has a folder, and what was asked for, under the folder's name."""
+    """The terminal, the live file where the run has a folder, and the trackers requested, under the folder's name."""
     from fedunfold.cli import console
     from fedunfold.tracking import CallbackList
     from fedunfold.tracking.jsonl import PROGRESS, JsonLines
 
     name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
     live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
-    return CallbackList(progress, *live, *(_tracker(where, name) for where in asked or ()), log=console.warn)
+    return CallbackList(progress, *live, *(_tracker(where, name) for where in wanted or ()), log=console.warn)
 
 
-def tell_kept(tracker: "Callback", folder: "RunFolder") -> None:
+def report_files(tracker: "Callback", folder: "RunFolder") -> None:
     """Name the files in the folder, once they are written."""
     from fedunfold.runs.reader import list_files
 
     tracker.on_artifacts(list_files(folder.path))
 
 
-def _tracker(asked: str, name: str) -> "Callback":
+def _tracker(wanted: str, name: str) -> "Callback":
     from fedunfold.core.registry import unknown
     from fedunfold.tracking.mlflow import MLflow
     from fedunfold.tracking.tensorboard import TensorBoard
 
-    kind, _, where = asked.partition(":")
+    kind, _, where = wanted.partition(":")
     if kind == "tensorboard":
         return TensorBoard(_free(Path(where) if where else RUNS / "tensorboard", name))
     if kind == "mlflow":

@@ -18,7 +18,15 @@ def is_count(value: object) -> bool:
 
 
 def explain(error: ValidationError, prefix: str = "") -> InputError:
-    """pydantic's report as one line: the first field that is wrong, how, and how many more are."""
+    """pydantic's report as one line.
+
+    Args:
+        error: The report.
+        prefix: What the line begins with.
+
+    Returns:
+        An error that names the first field that is wrong, how, and how many more are.
+    """
     errors = error.errors()
     path, message = _locate(errors[0])
     field = f"field {'.'.join(path)}: " if path else ""

@@ -7,9 +7,13 @@ from html import escape
 
 @dataclass(frozen=True)
 class TextTable:
-    """A caption, column heads and rows of cells; the first column holds names, the others numbers.
+    """A small table; the first column holds names, the others numbers.
 
-    `shades` in [0, 1], one for each cell, colour an HTML cell the stronger the larger they are.
+    Attributes:
+        caption: What it shows.
+        heads: Of the columns.
+        rows: Of cells.
+        shades: In [0, 1], one for each cell: the larger, the stronger an HTML cell is coloured.
     """
 
     caption: str

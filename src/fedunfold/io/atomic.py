@@ -91,7 +91,15 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """One process at a time writes to a folder.
 
     The lock is on the folder itself and lives as long as the process: there is no file that a killed process could
-    leave behind. Windows has no such lock, and there nothing is locked.
+    leave behind. Windows has no such lock, and there nothing is locked. (filelock locks a file, which would stay in
+    every run's folder, and a folder it cannot lock.)
+
+    Args:
+        folder: The folder, which exists.
+
+    Raises:
+        InUseError: Where another process holds the lock.
+        WriteError: Where the file system has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +112,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         except BlockingIOError:
             self.release()
             raise InUseError(
-                f"another process is writing to {folder}; wait until it has ended, or choose another folder."
+                f"another process is writing to {folder}; wait until it has ended, or choose another `out`."
             ) from None
         except OSError as error:
             self.release()
@@ -121,7 +129,18 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a plain file; a pipe or a device, which may have no end, is refused. OSError where there is nothing."""
+    """The size of a plain file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        InputError: Where it is a pipe or a device, which may have no end, or its name cannot be one.
+        OSError: Where there is nothing.
+    """
     try:
         found = path.stat()
     except ValueError as error:  # a zero byte
@@ -148,7 +167,19 @@ def is_folder(path: Path) -> bool:
 
 
 def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
-    """The whole of a UTF-8 file. OSError where it cannot be opened, InputError where it is not one or too large."""
+    """The whole of a UTF-8 file.
+
+    Args:
+        path: The file.
+        limit: How large it may be.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: Where it is too large, or not UTF-8.
+        OSError: Where it cannot be opened.
+    """
     limit.check(size_of(path), f"{path}: ")
     try:
         return path.read_text(encoding="utf-8")
@@ -157,7 +188,17 @@ def read_text(path: Path, limit: Limit = RECORD_BYTES) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """A TOML document. tomllib's work grows with the square of the parts of a dotted name, and so they are few."""
+    """A TOML document.
+
+    Args:
+        text: The document; its dotted names have few parts, with the square of which tomllib's work grows.
+
+    Returns:
+        Its tables.
+
+    Raises:
+        InputError: Where it is none; the message is the end of a sentence that begins with the file.
+    """
     if found := re.search(rf"(?:{PART}\.[ \t]*){{{NAME_PARTS.value}}}", text):
         NAME_PARTS.check(NAME_PARTS.value + 1, f"has too long a dotted name ({found[0][:20]}…): ")
     try:
@@ -167,7 +208,18 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The document in a small file. OSError where it cannot be opened."""
+    """The JSON document in a small file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The document.
+
+    Raises:
+        InputError: Where it is too large, or no JSON.
+        OSError: Where it cannot be opened.
+    """
     text = read_text(path)
     try:
         return json.loads(text)

@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 
 
 class DamagedError(InputError):
-    """A file is not what was written."""
+    """A file is not what was written to it."""
 
 
 def embed_checksum(content: bytes) -> bytes:
@@ -147,13 +147,31 @@ def _before(path: Path) -> Path:
 
 
 def write_record(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """A JSON document with its checksum, whole or not at all."""
+    """Write a JSON document with its checksum, whole or not at all.
+
+    Args:
+        file: The file.
+        content: The document.
+        indent: As of `json.dumps`.
+    """
     text = json.dumps({"checksum": NO_CHECKSUM, "format": FORMAT, **content}, indent=indent) + "\n"
     write_atomically(file, lambda temporary: temporary.write_bytes(embed_checksum(text.encode())))
 
 
 def read_record(file: Path, names: Set[str]) -> dict[str, Any]:
-    """What `write_record` wrote, with these names in it."""
+    """Read what `write_record` wrote.
+
+    Args:
+        file: The file.
+        names: What must be in it.
+
+    Returns:
+        The document.
+
+    Raises:
+        DamagedError: Where the file is not what was written.
+        InputError: Where it is of another format.
+    """
     content = _content(file, RECORD_BYTES)
     try:
         found: dict[str, Any] = json.loads(content)

@@ -1,4 +1,4 @@
-"""Reading .safetensors files: nothing in them is executed, and no header is parsed that is too large."""
+"""Reading .safetensors files: nothing in them is executed, and no oversized header is parsed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,18 @@ that the other lacks, JSON can be anything."""
 
 @contextmanager
 def open_tensors(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
-    """safetensors' own reader, which holds shapes and offsets against the file before it makes a tensor."""
+    """safetensors' own reader, which checks shapes and offsets against the file before it makes a tensor.
+
+    Args:
+        path: The file.
+        framework: Whose tensors it returns: "pt" or "numpy".
+
+    Yields:
+        The reader.
+
+    Raises:
+        InputError: Where the file is cut short, or its header too large.
+    """
     size = size_of(path)
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")

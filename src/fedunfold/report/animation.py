@@ -18,13 +18,19 @@ OUTSTANDING = 0.003
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Θ after some of the iterations [frames, T, K], and what the slider says at each."""
+    """Weights at some of the outer iterations.
+
+    Attributes:
+        values: Θ, [frames, T, K].
+        captions: What the slider shows with each.
+    """
 
     values: Floats
     captions: tuple[str, ...]
 
     @property
     def most(self) -> float:
+        """The largest weight."""
         return float(self.values.max())
 
     @property

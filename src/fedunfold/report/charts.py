@@ -4,7 +4,7 @@ Colours are names of the page's own (`var(--…)`, with two digits of opacity wh
 are decided there. All text from a folder passes through `escaped`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,17 @@ MARKED = 40  # points of a line that still get a mark each
 def accuracy(group: Group) -> Chart:
     """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
     traces = []
-    for i, entry in enumerate(group.entries):
-        values = entry.method.accuracy
+    for i, method in enumerate(group.methods):
+        values = method.accuracy
         rounds = list(range(1, values.shape[1] + 1))
         mean = values.mean(0)
         if len(values) > 1:
             sd = values.std(0, ddof=1)
             band = [*(mean + sd), *(mean - sd)[::-1]]
             traces.append(_band([*rounds, *rounds[::-1]], band, i))
-        traces.append(_line(rounds, mean, entry.label, i, "round %{x}: %{y:.1f} %"))
+        traces.append(_line(rounds, mean, method.label, i, "round %{x}: %{y:.1f} %"))
     chart = _chart(traces, x="round", y="test accuracy (%)", legend=True)
-    chart["layout"]["xaxis"] |= _every(max(entry.method.accuracy.shape[1] for entry in group.entries))
+    chart["layout"]["xaxis"] |= _every(max(method.accuracy.shape[1] for method in group.methods))
     return chart
 
 
@@ -52,7 +52,13 @@ def outer_loss(run: RunRecord) -> Chart:
 
 
 def labels_held(federation: FederationRecord, clients: Sequence[str], classes: Sequence[str]) -> Chart:
-    """How many samples of each class each client holds; nothing where it has none."""
+    """How many samples of each class each client holds; nothing where it has none.
+
+    Args:
+        federation: Who holds what.
+        clients: The clients' labels.
+        classes: The classes' labels.
+    """
     counts = [[count or None for count in client.label_counts] for client in federation.clients]
     most = max(max(client.label_counts) for client in federation.clients)
     trace = _heatmap(counts, clients, [escaped(name) for name in classes], "%{y}, class %{x}: %{z} samples", "samples")
@@ -65,7 +71,13 @@ def labels_held(federation: FederationRecord, clients: Sequence[str], classes: S
 
 
 def weights(clients: Sequence[str], rounds: int, most: float) -> Chart:
-    """How much each client counts in each round; what is in it comes frame by frame."""
+    """How much each client counts in each round; what is in it comes frame by frame.
+
+    Args:
+        clients: The clients' labels.
+        rounds: T.
+        most: The weight with the strongest colour.
+    """
     trace = _heatmap([], clients, range(1, rounds + 1), "%{y}, round %{x}: %{z:.3f}", "weight")
     return _grid({**trace, "zmin": 0, "zmax": most}, clients, "round")
 
@@ -76,6 +88,13 @@ def before_and_after(
     """A mark for each of two methods, joined by a line that says who gains and who loses.
 
     Many are shown in the order of the first method, from the worst to the best.
+
+    Args:
+        names: Of classes or clients.
+        before: Accuracies of the first method; None where there is one method.
+        after: Accuracies of the second.
+        labels: The methods' labels.
+        x: What the names are of.
     """
     if len(names) > MARKED:
         order = np.argsort(after if before is None else before, kind="stable")
@@ -89,7 +108,7 @@ def before_and_after(
             for place, old, new in zip(places, before, after, strict=True):
                 if new > old if gains else new < old:
                     ends[0] += [place, place, None]
-                    ends[1] += [_round(old), _round(new), None]
+                    ends[1] += [old, new, None]
             line = {"color": colour, "width": 5 if len(places) <= MARKED else 2}
             traces.append(_trace(ends[0], ends[1], name, mode="lines", line=line, hoverinfo="skip"))
         ring = {"symbol": "circle-open", "color": "var(--muted)", "size": _mark(places), "line": {"width": 2}}
@@ -111,24 +130,16 @@ def _mark(places: Sequence[str]) -> int:
 
 
 def _marks(places: Sequence[str], values: Floats, name: str, marker: Chart) -> Chart:
-    return _trace(
-        places,
-        [_round(value) for value in values],
-        escaped(name),
-        mode="markers",
-        marker=marker,
-        hovertemplate="%{x}: %{y:.1f} %",
-    )
+    return _trace(places, values, name, mode="markers", marker=marker, hovertemplate="%{x}: %{y:.1f} %")
 
 
 def _line(x: Sequence[int], y: Floats, name: str, index: int, hover: str) -> Chart:
-    colour = f"var(--series-{index % COLOURS})"
     return _trace(
         x,
-        [_round(value) for value in y],
-        escaped(name),
+        y,
+        name,
         mode="lines+markers" if len(x) <= MARKED else "lines",
-        line={"color": colour, "width": 2.5, "dash": DASHES[index % len(DASHES)]},
+        line={"color": _colour(index), "width": 2.5, "dash": DASHES[index % len(DASHES)]},
         marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
         hovertemplate=hover,
         legendgroup=str(index),
@@ -136,21 +147,16 @@ def _line(x: Sequence[int], y: Floats, name: str, index: int, hover: str) -> Cha
 
 
 def _band(x: Sequence[int], y: Sequence[float], index: int) -> Chart:
-    return _trace(
-        x,
-        [_round(value) for value in y],
-        "",
-        mode="none",
-        fill="toself",
-        fillcolor=f"var(--series-{index % COLOURS})2b",
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=str(index),
-    )
+    fill = {"fill": "toself", "fillcolor": f"{_colour(index)}2b", "hoverinfo": "skip", "showlegend": False}
+    return _trace(x, y, "", mode="none", legendgroup=str(index), **fill)
 
 
-def _trace(x: Sequence[Any], y: Sequence[Any], name: str, **more: Any) -> Chart:
-    return {"type": "scatter", "x": list(x), "y": list(y), "name": name, **more}
+def _colour(index: int) -> str:
+    return f"var(--series-{index % COLOURS})"
+
+
+def _trace(x: Sequence[Any], y: Iterable[float | None], name: str, **more: Any) -> Chart:
+    return {"type": "scatter", "x": list(x), "y": [_rounded(value) for value in y], "name": escaped(name), **more}
 
 
 def _heatmap(z: Sequence[Any], clients: Sequence[str], x: Sequence[int | str], hover: str, unit: str) -> Chart:
@@ -200,6 +206,6 @@ def _chart(traces: Sequence[Chart], *, x: str, y: str, legend: bool, height: int
     }
 
 
-def _round(value: float) -> float | None:
+def _rounded(value: float | None) -> float | None:
     """Digits beyond those shown only make the file larger."""
-    return None if np.isnan(value) else float(f"{value:.6g}")
+    return None if value is None or np.isnan(value) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Runs of the same federation, put beside each other."""
+"""Runs of the same federation, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,67 +9,81 @@ from fedunfold.runs.schema import FederationRecord, MethodRecord, RunRecord
 BASELINE = "fedavg"
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A method of a run, under a label that is its own in the group."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledMethod(MethodRecord):
+    """A method of a run in a group.
+
+    Attributes:
+        label: Its name, distinct in the group.
+        run: The run.
+    """
 
     label: str
     run: RunRecord
-    method: MethodRecord
 
     @property
     def learned(self) -> bool:
-        return self.method.name in self.run.learned
+        """Whether its weights were learned."""
+        return self.name in self.run.learned
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs whose numbers can be compared, because their federation is the same."""
+    """Runs whose numbers can be compared, because their federation is the same.
+
+    Attributes:
+        runs: At least one.
+    """
 
     runs: tuple[RunRecord, ...]
 
     @property
     def name(self) -> str:
+        """The environment's name."""
         return self.runs[0].environment
 
     @property
     def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
         return self.runs[0].clients
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """The classes' names."""
         return self.runs[0].classes
 
     @property
     def federation(self) -> FederationRecord | None:
+        """The federation, where the runs say what it was."""
         return self.runs[0].federation
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def methods(self) -> tuple[LabelledMethod, ...]:
+        """All methods of all runs."""
         several = len(self.runs) > 1
         return tuple(
-            Entry(f"{method.name} · {run.label}" if several else method.name, run, method)
+            LabelledMethod(label=f"{method.name} · {run.label}" if several else method.name, run=run, **vars(method))
             for run in self.runs
             for method in run.methods
         )
 
     @cached_property
-    def baseline(self) -> Entry | None:
+    def baseline(self) -> LabelledMethod | None:
         """What the others are held against: FedAvg, else the first that learned nothing; none for one alone."""
-        if len(self.entries) < 2:
+        if len(self.methods) < 2:
             return None
-        plain = [entry for entry in self.entries if entry.method.name == BASELINE]
-        plain += [entry for entry in self.entries if not entry.learned]
-        return (plain or list(self.entries))[0]
+        plain = [method for method in self.methods if method.name == BASELINE]
+        plain += [method for method in self.methods if not method.learned]
+        return (plain or list(self.methods))[0]
 
     @property
-    def others(self) -> tuple[Entry, ...]:
+    def others(self) -> tuple[LabelledMethod, ...]:
         """All but the baseline, learned ones first; the one alone where there is no baseline."""
-        rest = [entry for entry in self.entries if entry is not self.baseline]
-        return tuple(sorted(rest, key=lambda entry: not entry.learned))
+        rest = [method for method in self.methods if method is not self.baseline]
+        return tuple(sorted(rest, key=lambda method: not method.learned))
 
 
-def grouped(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """By environment and digest; a run that does not say what its federation was stays alone."""
     found: dict[object, list[RunRecord]] = {}
     for run in runs:

@@ -1,27 +1,27 @@
-"""What the records say, in sentences. Every number in them is computed from the run's own files."""
+"""What the records show, in sentences. Every number in them is computed from the run's own files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedunfold.report.grouping import Entry, Group
+from fedunfold.report.grouping import Group, LabelledMethod
 from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
 
 MOST_CLIENTS = 4
 MOST_CLASSES = 6
-SAME = 0.05  # points of accuracy that the shown digits cannot tell apart
+SAME = 0.05  # points of accuracy that the shown digits cannot distinguish
 
 
 def findings(group: Group) -> list[str]:
     """Everything worth saying about runs of one federation, the outcome first."""
-    told = [*_stopped(group), *_outcomes(group), *_set_aside(group), *_classes(group), *_served(group)]
+    found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_served(group)]
     for run in group.runs:
         for name in run.learned:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
             about = f"{named}: " if len(group.runs) > 1 or len(run.learned) > 1 else ""
-            told += [about + sentence for sentence in (*_weights(run, name), *_outer_loss(run, name))]
-    return [sentence[0].upper() + sentence[1:] if _is_own_word(sentence) else sentence for sentence in told]
+            found += [about + sentence for sentence in (*_weights(run, name), *_outer_loss(run, name))]
+    return [sentence[0].upper() + sentence[1:] if _is_own_word(sentence) else sentence for sentence in found]
 
 
 def _is_own_word(sentence: str) -> bool:
@@ -36,88 +36,88 @@ def _stopped(group: Group) -> Iterator[str]:
     for run in group.runs:
         if run.stopped:
             which = f"the run {run.label}" if len(group.runs) > 1 else "this run"
-            yield f"{which} was stopped and is not finished: what had ended is shown, and the same command goes on."
+            yield f"{which} was stopped and is not finished: what had ended is shown, and it can be resumed."
 
 
 def _outcomes(group: Group) -> Iterator[str]:
     if group.baseline is None:
-        for entry in group.entries:
-            yield f"{entry.label} ends at {ended(entry)}{_few(entry)}."
+        for method in group.methods:
+            yield f"{method.label} ends at {ended(method)}{_few(method)}."
         return
-    for entry in group.others:
-        yield _outcome(entry, group.baseline)
-        yield from _course(entry, group.baseline)
+    for method in group.others:
+        yield _outcome(method, group.baseline)
+        yield from _course(method, group.baseline)
 
 
-def _outcome(entry: Entry, base: Entry) -> str:
-    mine, theirs = entry.method.finals, base.method.finals
+def _outcome(method: LabelledMethod, base: LabelledMethod) -> str:
+    mine, theirs = method.finals, base.finals
     difference = float(mine.mean() - theirs.mean())
     if abs(difference) < SAME:
         verdict = "no difference"
     else:
         verdict = f"{abs(difference):.1f} points {'more' if difference > 0 else 'less'}"
         # Trial i of a run draws the same for every method, so that its trials are pairs.
-        if entry.run is base.run and len(mine) == len(theirs) > 1:
+        if method.run is base.run and len(mine) == len(theirs) > 1:
             verdict += f", better in {int((mine > theirs).sum())} of {len(mine)} trials"
-    return f"{entry.label} ends at {ended(entry)} against {ended(base)} of {base.label}: {verdict}{_few(entry)}."
+    return f"{method.label} ends at {ended(method)} against {ended(base)} of {base.label}: {verdict}{_few(method)}."
 
 
-def _course(entry: Entry, base: Entry) -> Iterator[str]:
-    """Whether the last round says the same as those before it."""
-    rounds = min(entry.method.accuracy.shape[1], base.method.accuracy.shape[1])
-    lead = entry.method.accuracy[:, :rounds].mean(0) - base.method.accuracy[:, :rounds].mean(0)
+def _course(method: LabelledMethod, base: LabelledMethod) -> Iterator[str]:
+    """Whether the last round shows the same as those before it."""
+    rounds = min(method.accuracy.shape[1], base.accuracy.shape[1])
+    lead = method.accuracy[:, :rounds].mean(0) - base.accuracy[:, :rounds].mean(0)
     before = lead[:-1]
     if lead[-1] > SAME and (behind := int((before < 0).sum())) > len(before) / 2:
         yield (
-            f"{entry.label} lies below {base.label} in {behind} of {rounds} rounds and above it in the last: "
+            f"{method.label} lies below {base.label} in {behind} of {rounds} rounds and above it in the last: "
             "it is the final model that gains."
         )
     elif lead[-1] < -SAME and (ahead := int((before > 0).sum())) > len(before) / 2:
-        yield f"{entry.label} lies above {base.label} in {ahead} of {rounds} rounds, but ends below it."
+        yield f"{method.label} lies above {base.label} in {ahead} of {rounds} rounds, but ends below it."
 
 
-def ended(entry: Entry) -> str:
+def ended(method: LabelledMethod) -> str:
     """Accuracy of the final models, with their spread (n − 1) over the trials."""
-    finals = entry.method.finals
+    finals = method.finals
     spread = f" ± {finals.std(ddof=1):.1f}" if len(finals) > 1 else ""
     return f"{finals.mean():.1f}{spread} %"
 
 
-def _few(entry: Entry) -> str:
-    return " (a single trial: how much it varies is not known)" if len(entry.method.finals) == 1 else ""
+def _few(method: LabelledMethod) -> str:
+    return " (a single trial: how much it varies is not known)" if len(method.finals) == 1 else ""
 
 
 # --- who gains and who loses -------------------------------------------------------------------------------
 
 
-def _set_aside(group: Group) -> Iterator[str]:
-    """Clients whose updates were not used, under each method; the most often first."""
-    for entry in group.entries:
-        method, under = entry.method, f" under {entry.label}" if len(group.entries) > 1 else ""
+def _rejected(group: Group) -> Iterator[str]:
+    """Clients whose updates were rejected, under each method; the most often first."""
+    for method in group.methods:
+        under = f" under {method.label}" if len(group.methods) > 1 else ""
         trials = f" of {len(method.accuracy)} trials" if len(method.accuracy) > 1 else ""
         for found in method.rejected[:MOST_CLIENTS]:
             rounds = f"{found.times} of {method.accuracy.size} rounds{trials}"
-            yield f"client {found.client} was set aside in {rounds}{under}: it {found.reason}."
+            yield f"client {found.client} was rejected in {rounds}{under}: it {found.reason}."
         if (more := len(method.rejected) - MOST_CLIENTS) > 0:
             those = _count(more, "more client was", "more clients were")
-            yield f"{those} set aside{under}, no oftener than these."
+            yield f"{those} rejected{under}, no more often than these."
 
 
 def _classes(group: Group) -> Iterator[str]:
     base = group.baseline
-    for entry in group.others:
-        mine = entry.method.class_accuracy.mean(0)
+    for method in group.others:
+        mine = method.class_accuracy.mean(0)
         if np.isnan(mine).all():
             continue
         if base is None:
             weakest = int(np.nanargmin(mine))
             share = f"{mine[weakest]:.1f} % of its test samples right"
-            yield f"class {group.classes[weakest]} is the weakest of {entry.label}: {share}."
+            yield f"class {group.classes[weakest]} is the weakest of {method.label}: {share}."
             continue
-        theirs = base.method.class_accuracy.mean(0)
+        theirs = base.class_accuracy.mean(0)
         change = mine - theirs
         gains, losses = int((change > SAME).sum()), int((change < -SAME).sum())
-        text = f"with {entry.label} against {base.label}, {_count(gains, 'class gains', 'classes gain')} and "
+        text = f"with {method.label} against {base.label}, {_count(gains, 'class gains', 'classes gain')} and "
         text += _count(losses, "loses", "lose")
         most = [(int(np.nanargmax(change)), "gains")] if gains else []
         most += [(int(np.nanargmin(change)), "loses")] if losses else []
@@ -130,31 +130,38 @@ def _served(group: Group) -> Iterator[str]:
     base = group.baseline
     shown = [*group.others] if base is None else [base, *group.others]
     each = []
-    for entry in shown:
-        if (worst := worst_client(entry)) is not None:
+    for method in shown:
+        if (worst := worst_client(method)) is not None:
             others = f" and {worst.others} more" if worst.others else ""
-            each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {entry.label}")
+            each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {method.label}")
     if each:
         yield f"the worst-served client, by the final model's accuracy on its own training data, is {'; '.join(each)}."
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The first client with the lowest accuracy on its own training data, mean of trials; how many others have it."""
+    """The worst-served client.
+
+    Attributes:
+        client: The first with the lowest accuracy on its own training data, as a mean of the trials.
+        percent: This accuracy.
+        others: How many others have it too.
+    """
 
     client: int
     percent: float
     others: int
 
 
-def worst_client(entry: Entry) -> Worst | None:
-    if entry.method.client_accuracy is None:
+def worst_client(method: LabelledMethod) -> Worst | None:
+    """The worst-served client, where that is known."""
+    if method.client_accuracy is None:
         return None
-    means = entry.method.client_accuracy.mean(0)
+    means = method.client_accuracy.mean(0)
     return Worst(int(means.argmin()), float(means.min()), int((means == means.min()).sum()) - 1)
 
 
-# --- what the weights say ----------------------------------------------------------------------------------
+# --- what the weights show ---------------------------------------------------------------------------------
 
 
 def _weights(run: RunRecord, name: str) -> Iterator[str]:

@@ -14,19 +14,33 @@ from fedunfold.runs.schema import Floats, RunRecord
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """One of a card's charts, its name in the choice, and the frames that a slider shows in it."""
+    """One of a card's charts.
+
+    Attributes:
+        label: Its name in the choice.
+        chart: What is drawn.
+        frames: What a slider shows in it.
+    """
 
     label: str
     chart: charts.Chart
     frames: Frames | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """As the page reads it."""
         return {**self.chart, "frames": None if self.frames is None else self.frames.as_json()}
 
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """A place on the page: `of` says whose it is where there are several, `about` in words what its chart shows."""
+    """A place on the page.
+
+    Attributes:
+        of: Whose it is, where there are several.
+        about: What its charts show, in words.
+        drawings: Its charts, of which one is chosen.
+        numbers: What they show, as a table.
+    """
 
     of: str
     about: str
@@ -35,11 +49,20 @@ class Card:
 
     @property
     def slides(self) -> bool:
+        """Whether it has a slider."""
         return any(drawing.frames is not None and len(drawing.frames.captions) > 1 for drawing in self.drawings)
 
 
 def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Card]]:
-    """The cards of every section that has some; `names` are the groups'."""
+    """The cards of every section that has some; `names` are the groups'.
+
+    Args:
+        names: The groups' names, empty for one alone.
+        groups: The groups.
+
+    Returns:
+        Cards by section; none for one without.
+    """
     named = list(zip(names, groups, strict=True))
     runs = [run for group in groups for run in group.runs]
     several = len(runs) > 1
@@ -62,15 +85,15 @@ def _labels(group: Group, of: str) -> Card | None:
 
 
 def _accuracy(group: Group, of: str) -> Card | None:
-    if not group.entries:
+    if not group.methods:
         return None
-    trials = sorted({len(entry.method.accuracy) for entry in group.entries})
+    trials = sorted({len(method.accuracy) for method in group.methods})
     counted = " to ".join(str(count) for count in dict.fromkeys((trials[0], trials[-1])))
     about = "Accuracy on the test set after every round."
     if trials[-1] > 1:
         about += f" Lines are means of {counted} trials; the shade is one standard deviation to either side."
-    rounds = max(entry.method.accuracy.shape[1] for entry in group.entries)
-    columns = {entry.label: entry.method.accuracy.mean(0) for entry in group.entries}
+    rounds = max(method.accuracy.shape[1] for method in group.methods)
+    columns = {method.label: method.accuracy.mean(0) for method in group.methods}
     numbers = numbers_table("round", [str(t + 1) for t in range(rounds)], columns)
     return Card(of, about, (Drawing("", charts.accuracy(group)),), numbers)
 
@@ -110,20 +133,18 @@ def _frames(run: RunRecord) -> dict[str, Frames]:
 def _outer_loss(run: RunRecord, of: str) -> Card | None:
     if not run.learned:
         return None
-    return Card(of, "The outer loss at every iteration of the learning.", (Drawing("", charts.outer_loss(run)),))
+    return Card(of, "The outer loss at every iteration.", (Drawing("", charts.outer_loss(run)),))
 
 
 def _classes(group: Group, of: str) -> Card | None:
-    values = {entry.label: entry.method.class_accuracy.mean(0) for entry in group.entries}
+    values = {method.label: method.class_accuracy.mean(0) for method in group.methods}
     about = "Test accuracy of the final models in each class, mean of the trials."
     return _pairs(group, of, about, "class", group.classes, values, on_axis=shortened(group.classes))
 
 
 def _served(group: Group, of: str) -> Card | None:
     values = {
-        entry.label: entry.method.client_accuracy.mean(0)
-        for entry in group.entries
-        if entry.method.client_accuracy is not None
+        method.label: method.client_accuracy.mean(0) for method in group.methods if method.client_accuracy is not None
     }
     about = "Accuracy of the final models on each client's own training data, mean of the trials."
     return _pairs(group, of, about, "client", group.clients, values, on_axis=group.clients)
@@ -143,11 +164,11 @@ def _pairs(
     base = group.baseline.label if group.baseline is not None else ""
     drawings = tuple(
         Drawing(
-            entry.label,
-            charts.before_and_after(on_axis, values.get(base), values[entry.label], (base, entry.label), x=what),
+            method.label,
+            charts.before_and_after(on_axis, values.get(base), values[method.label], (base, method.label), x=what),
         )
-        for entry in group.others
-        if entry.label in values
+        for method in group.others
+        if method.label in values
     )
     if not drawings:
         return None

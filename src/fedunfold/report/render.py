@@ -1,4 +1,4 @@
-"""The page: what is shown where, put into one HTML file that needs nothing else."""
+"""The page: what is shown where, in one HTML file that needs nothing else."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ from importlib import import_module, resources
 from typing import Any
 
 from fedunfold.core.errors import InputError
-from fedunfold.report.grouping import Group, grouped
+from fedunfold.report.grouping import Group, group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
 from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
@@ -23,32 +23,48 @@ ROBUST = re.compile(r"\b(median|trimmed|krum)\b")  # as a method's name says tha
 
 @dataclass(frozen=True)
 class Page:
-    """The file's content, and the findings in it by the federation they are about."""
+    """A report.
+
+    Attributes:
+        html: The file's content.
+        findings: The sentences in it, by the federation they are about.
+    """
 
     html: str
     findings: dict[str, list[str]]
 
 
 def require_extra() -> tuple[Any, Any]:
-    """jinja2 and plotly.offline; says how to install what is missing before any work is done."""
+    """Import jinja2 and plotly.offline.
+
+    Raises:
+        InputError: One of them is not installed.
+    """
     try:
         return import_module("jinja2"), import_module("plotly.offline")
     except ImportError as error:
-        raise InputError("the report needs plotly and jinja2; run: pip install 'fedunfold[report]'") from error
+        raise InputError("the report needs plotly and jinja2: pip install 'fedunfold[report]'.") from error
 
 
 def build(runs: Sequence[RunRecord]) -> Page:
-    """One page for runs of one federation or of several."""
+    """One page for some runs.
+
+    Args:
+        runs: Of one federation or of several.
+
+    Raises:
+        InputError: What it needs is not installed.
+    """
     jinja2, offline = require_extra()
-    groups = grouped(runs)
+    groups = group_runs(runs)
     names = distinct([group.name for group in groups])
     shown = names if len(groups) > 1 else [""]
-    told = {name: findings(group) for name, group in zip(names, groups, strict=True)}
+    found = {name: findings(group) for name, group in zip(names, groups, strict=True)}
     cards = cards_of(shown, groups)
     drawings = {
         f"{section}-{i}": [drawing.as_json() for drawing in card.drawings]
-        for section, found in cards.items()
-        for i, card in enumerate(found)
+        for section, shown_there in cards.items()
+        for i, card in enumerate(shown_there)
     }
     scripts = {"theme": _part("theme.js"), "plotly": offline.get_plotlyjs(), "page": _part("page.js")}
     # Whatever a folder holds is text: it is escaped on its way into the page.
@@ -59,7 +75,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
         title=", ".join(names),
         runs=runs,
         several=len(runs) > 1,
-        findings=list(zip(shown, told.values(), strict=True)),
+        findings=list(zip(shown, found.values(), strict=True)),
         missing=[(run.label if len(runs) > 1 else "", line) for run in runs for line in run.missing],
         outcomes=outcome_table(groups),
         federations=list(zip(shown, map(_federation, groups), strict=True)),
@@ -72,11 +88,11 @@ def build(runs: Sequence[RunRecord]) -> Page:
         hashes=" ".join(f"'sha256-{_sha256(code)}'" for code in scripts.values()),
         drawings=_inside_script(drawings),
     )
-    return Page(html, told)
+    return Page(html, found)
 
 
 def _federation(group: Group) -> Any:
-    """(numbers, table) of a group that says what its federation was."""
+    """(federation, numbers, table) of a group, where its runs say what the federation was."""
     federation = group.federation
     return None if federation is None else (federation, facts(federation), client_table(federation, group))
 

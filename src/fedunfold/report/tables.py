@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedunfold.report.grouping import Entry, Group
+from fedunfold.report.grouping import Group, LabelledMethod
 from fedunfold.report.insights import ended, epochs_of, worst_client
 from fedunfold.runs.labels import plain
 from fedunfold.runs.schema import ClientRecord, FederationRecord, Floats, RunRecord
@@ -20,7 +20,14 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; `words` are the columns that are read rather than compared, and stand to the left."""
+    """Rows under a header.
+
+    Attributes:
+        header: The columns' names.
+        rows: A cell for each column.
+        words: The columns that are read rather than compared, and stand to the left.
+        left_out: How many rows are not shown.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -30,25 +37,25 @@ class Table:
 
 def outcome_table(groups: Sequence[Group]) -> Table | None:
     """A line for every method of every run."""
-    rows = [_outcome(entry, group, len(groups) > 1) for group in groups for entry in group.entries]
+    rows = [_outcome(method, group, len(groups) > 1) for group in groups for method in group.methods]
     if not rows:
         return None
     header = ("method", "trials", "test accuracy", "difference", "weakest class", "worst-served client")
     return Table(header, tuple(rows))
 
 
-def _outcome(entry: Entry, group: Group, several: bool) -> tuple[str, ...]:
-    method, base = entry.method, group.baseline
-    by_class, worst = method.class_accuracy.mean(0), worst_client(entry)
+def _outcome(method: LabelledMethod, group: Group, several: bool) -> tuple[str, ...]:
+    base = group.baseline
+    by_class, worst = method.class_accuracy.mean(0), worst_client(method)
     difference = NONE
-    if base is not None and base is not entry:
-        difference = f"{method.finals.mean() - base.method.finals.mean():+.1f}".replace("-", "−")
+    if base is not None and base is not method:
+        difference = f"{method.finals.mean() - base.finals.mean():+.1f}".replace("-", "−")
     weakest = NONE
     if not np.isnan(by_class).all():
         weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
     served = NONE if worst is None else f"{worst.percent:.1f} % ({group.clients[worst.client]})"
-    name = f"{entry.label} · {group.name}" if several else entry.label
-    return name, str(len(method.finals)), ended(entry), difference, weakest, served
+    name = f"{method.label} · {group.name}" if several else method.label
+    return name, str(len(method.finals)), ended(method), difference, weakest, served
 
 
 def facts(federation: FederationRecord) -> list[tuple[str, str]]:
@@ -66,7 +73,12 @@ def facts(federation: FederationRecord) -> list[tuple[str, str]]:
 
 
 def client_table(federation: FederationRecord, group: Group) -> Table:
-    """Who holds how much of what, how fast and how reliable, and how much it counts."""
+    """Who holds how much of what, how fast and how reliable, and how much it counts.
+
+    Args:
+        federation: Who they are.
+        group: Runs of it.
+    """
     learned = {
         f"{name} · {run.label}" if len(group.runs) > 1 else name: weights.weights.mean(0).tolist()
         for run in group.runs
@@ -107,7 +119,14 @@ def _held(client: ClientRecord, classes: Sequence[str]) -> str:
 
 
 def numbers_table(first: str, names: Sequence[str], columns: Mapping[str, Floats], digits: int = 1) -> Table:
-    """A chart's numbers; a column that is shorter than the others ends early."""
+    """A chart's numbers; a column that is shorter than the others ends early.
+
+    Args:
+        first: The first column's head.
+        names: What is in it.
+        columns: The numbers by the heads of the other columns.
+        digits: After the decimal point.
+    """
     rows = tuple(
         (name, *(_number(values[i], digits) if i < len(values) else NONE for values in columns.values()))
         for i, name in enumerate(names[:MOST_ROWS])

@@ -10,12 +10,13 @@ from safetensors.torch import save as serialize
 
 from fedunfold import plotting
 from fedunfold.config import Environment
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, RESULT, file_name
 from fedunfold.tracking.scalars import iteration_records, round_record
-from fedunfold.training.compare import Comparison, client_accuracies, trained_module
-from fedunfold.training.loop import RunResult
+from fedunfold.training.compare import client_accuracies, trained_module
+from fedunfold.training.comparison import Comparison
 
 Files = Mapping[str, Callable[[Path], object]]
 
@@ -31,7 +32,13 @@ def of_learning(learned: LearnedWeights) -> Files:
 
 
 def of_run(environment: Environment, method: str, result: RunResult) -> Files:
-    """A line for each round, how well the final model serves each client, and the model."""
+    """A line for each round, how well the final model serves each client, and the model.
+
+    Args:
+        environment: What was trained on.
+        method: The method's name.
+        result: What came out.
+    """
     state = trained_module(environment, result).state_dict()
     model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
     return {
@@ -85,7 +92,7 @@ def _round_lines(method: str, trial: int, result: RunResult) -> Iterable[Mapping
         yield {
             **round_record(method, trial, t, evaluation),
             "weights": result.weights[t].tolist(),
-            "participated": result.present[t].tolist(),
+            "participated": result.participated[t].tolist(),
             "rejected": {entry.client: entry.reason for entry in result.rejected if entry.round == t},
         }
 

@@ -3,13 +3,14 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir
@@ -140,7 +141,14 @@ def summarize(path: Path) -> RunSummary:
 
 
 def differing(runs: Sequence[RunSummary]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Settings that are not the same in all runs, and every result; a value for each run, None where it has none."""
+    """Settings that are not the same in all runs, and every result; a value for each run, None where it has none.
+
+    Args:
+        runs: Those to be compared.
+
+    Returns:
+        (settings, results) by their names.
+    """
     settings = _side_by_side([_all_settings(run) for run in runs])
     results = _side_by_side([_all_results(run) for run in runs])
     return {name: values for name, values in settings.items() if any(v != values[0] for v in values)}, results
@@ -148,7 +156,14 @@ def differing(runs: Sequence[RunSummary]) -> tuple[dict[str, list[Any]], dict[st
 
 @contextmanager
 def locked(runs: Sequence[RunSummary]) -> Iterator[None]:
-    """Let no other process write to any of these runs; refused where one does."""
+    """Let no other process write to any of these runs; refused where one does.
+
+    Args:
+        runs: Those that nobody else is to write to.
+
+    Raises:
+        InputError: Another process writes to one of them.
+    """
     with ExitStack() as locks:
         for run in runs:
             try:
@@ -228,16 +243,14 @@ def _read_progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]
     settings: Mapping[str, Any] = {}
     rows: dict[str, dict[str, Any]] = {}
     for line in read_file(file).splitlines():
-        try:
+        with suppress(DamagedRunError):
             record = parse_object(line, file)
-        except DamagedRunError:
-            continue
-        if isinstance(record.get("began"), dict):
-            settings, rows = record["began"], {}
-        elif isinstance(record.get("method"), str):
-            rows[record["method"]] = _row(record)
+            if isinstance(record.get("began"), dict):
+                settings, rows = record["began"], {}
+            elif isinstance(record.get("method"), str):
+                rows[record["method"]] = _row(record)
     if not settings:
-        raise DamagedRunError(file, "does not say what began")
+        raise DamagedRunError(file, "does not name what began")
     return settings, list(rows.values())
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import DivergenceError, InputError, WriteError
-from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import kernel_name
 from fedunfold.engines.simulation.backends.cpu import is_built
 from fedunfold.io.atomic import FolderLock, InUseError, remove_stale_temp_files
@@ -62,9 +61,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if found is not None:
             return found
         if resume:
-            raise InputError(f"{self.path} holds no run to resume; begin it without resuming.")
+            raise InputError(f"{self.path} holds no run to resume; begin it without `resume`.")
         if holds_run(self.path) and not overwrite:
-            raise InputError(f"{self.path} already holds a run; choose another folder, or overwrite it.")
+            raise InputError(
+                f"{self.path} already holds a run; choose another `out`, or replace it with `overwrite=True`."
+            )
         return self._unfinished.begin(self.spec)
 
     @property
@@ -98,7 +99,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             number += 1
             path = cls.named(f"{name}-{number}")
         if resume:
-            raise InputError(f"no folder {cls.named(name)} holds this run unfinished; begin it without resuming.")
+            raise InputError(f"no folder {cls.named(name)} holds this run unfinished; begin it without `resume`.")
         return cls(path, spec)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -184,6 +185,6 @@ def make_writable(folder: Path) -> bool:
             with suppress(OSError):
                 folder.rmdir()
         raise WriteError(
-            f"cannot write to the output folder {folder}: {error.strerror}; choose another folder."
+            f"cannot write to the output folder {folder}: {error.strerror}; choose another `out`."
         ) from error
     return new

@@ -16,33 +16,18 @@ from fedunfold.core.settings import explain
 from fedunfold.io.atomic import is_folder, is_plain_file, read_text, size_of
 from fedunfold.io.limits import FEDERATION_BYTES, LINES_BYTES, RECORD_BYTES, WEIGHTS_BYTES, LimitError
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs import schema
 from fedunfold.runs.labels import distinct, plain
 from fedunfold.runs.resume import ResumeDir
-from fedunfold.runs.schema import (
-    CLIENT_ACCURACY,
-    FEDERATION,
-    LEARNED,
-    METRICS,
-    MODEL,
-    REPORT,
-    SETTINGS,
-    ClientsRecord,
-    FederationRecord,
-    MethodRecord,
-    Record,
-    RejectedClient,
-    RoundRecord,
-    RunManifest,
-    RunRecord,
-    SettingsRecord,
-    file_name,
-)
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.version import VERSION
 
-LIMITS = {FEDERATION: FEDERATION_BYTES, **dict.fromkeys((METRICS, CLIENT_ACCURACY, PROGRESS), LINES_BYTES)}
+LIMITS = {
+    schema.FEDERATION: FEDERATION_BYTES,
+    **dict.fromkeys((schema.METRICS, schema.CLIENT_ACCURACY, PROGRESS), LINES_BYTES),
+}
 
-Parsed = TypeVar("Parsed", bound=Record)
+Parsed = TypeVar("Parsed", bound=schema.Record)
 
 
 class DamagedRunError(InputError):
@@ -80,6 +65,11 @@ def read_file(file: Path) -> str:
 def parse_object(text: str, file: Path, line: int | None = None) -> dict[str, Any]:
     """A JSON object in a file, whatever is in it.
 
+    Args:
+        text: The JSON.
+        file: Where it is from.
+        line: The line in the file, from 1.
+
     Raises:
         DamagedRunError: There is none.
     """
@@ -94,6 +84,12 @@ def parse_object(text: str, file: Path, line: int | None = None) -> dict[str, An
 
 def parse_record(kind: type[Parsed], text: str, file: Path, line: int | None = None) -> Parsed:
     """A record of that kind in a file.
+
+    Args:
+        kind: What it has to be.
+        text: The JSON.
+        file: Where it is from.
+        line: The line in the file, from 1.
 
     Raises:
         DamagedRunError: A field is missing or wrong.
@@ -110,7 +106,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     Raises:
         DamagedRunError: It is missing or damaged.
     """
-    file = folder / SETTINGS
+    file = folder / schema.SETTINGS
     content = parse_object(read_file(file), file)
     try:
         json.dumps(content, allow_nan=False)
@@ -121,7 +117,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def holds_run(folder: Path) -> bool:
     """Whether a run left its settings in a folder, readable or not."""
-    return os.path.lexists(folder / SETTINGS)
+    return os.path.lexists(folder / schema.SETTINGS)
 
 
 def has_ended(folder: Path) -> bool:
@@ -135,7 +131,7 @@ def list_files(folder: Path) -> list[Path]:
         listed = read_settings(folder).get("files")
     except InputError:
         listed = None
-    known = *(listed if isinstance(listed, list) else ()), REPORT, SETTINGS
+    known = *(listed if isinstance(listed, list) else ()), schema.REPORT, schema.SETTINGS
     named = (folder / str(name) for name in known)
     return [file for file in dict.fromkeys(named) if file.parent == folder and is_plain_file(file)]
 
@@ -143,7 +139,7 @@ def list_files(folder: Path) -> list[Path]:
 # --- whole runs --------------------------------------------------------------------------------------------
 
 
-def read_manifest(folder: Path) -> RunManifest:
+def read_manifest(folder: Path) -> schema.RunManifest:
     """What the run in a folder is repeated by.
 
     Raises:
@@ -152,11 +148,14 @@ def read_manifest(folder: Path) -> RunManifest:
     file = _settings_file(folder)
     if ResumeDir(folder).exists:
         raise InputError(f"the run in {folder} has not ended; resume it first.")
-    return parse_record(RunManifest, read_file(file), file)
+    return parse_record(schema.RunManifest, read_file(file), file)
 
 
-def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+def read_runs(folders: Sequence[Path]) -> list[schema.RunRecord]:
     """The runs in some folders, each with a label of its own.
+
+    Args:
+        folders: Each once.
 
     Raises:
         InputError: A folder is named twice, holds no run or one without results, is damaged, or was written by a
@@ -172,29 +171,27 @@ def _settings_file(folder: Path) -> Path:
     """settings.json, where there is a run with results."""
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}; give the folder of a run.")
-    if not is_plain_file(folder / SETTINGS):
+    if not is_plain_file(folder / schema.SETTINGS):
         if ResumeDir(folder).exists or is_plain_file(folder / PROGRESS):
             raise InputError(f"the run in {folder} has not ended; resume it first.")
-        raise InputError(f"{folder} is not a run folder: it has no {SETTINGS}; give the folder of a run.")
-    return folder / SETTINGS
+        raise InputError(f"{folder} is not a run folder: it has no {schema.SETTINGS}; give the folder of a run.")
+    return folder / schema.SETTINGS
 
 
-def _read_run(folder: Path) -> RunRecord:
+def _read_run(folder: Path) -> schema.RunRecord:
     file = _settings_file(folder)
-    settings = parse_record(SettingsRecord, read_file(file), file)
+    settings = parse_record(schema.SettingsRecord, read_file(file), file)
     _refuse_newer(settings.version, folder)
-    federation, described = None, folder / FEDERATION
+    federation, described = None, folder / schema.FEDERATION
     if is_plain_file(described):
-        federation = parse_record(FederationRecord, read_file(described), described)
+        federation = parse_record(schema.FederationRecord, read_file(described), described)
     methods = _read_methods(folder, federation) if settings.command != "learn" else ()
-    names = {f"{file_name(method.name)}.safetensors": method.name for method in methods} or {LEARNED: "learned"}
+    names = {schema.LEARNED: "learned"}
+    names |= {f"{schema.file_name(method.name)}.safetensors": method.name for method in methods}
     learned = _read_weights(folder, settings.files, names)
-    return RunRecord(
+    return schema.RunRecord(
         label=plain(folder.resolve().name or str(folder)),
-        command=plain(settings.command),
         environment=plain(settings.environment),
-        version=plain(settings.version),
-        seed=settings.seed,
         settings=read_settings(folder),
         clients=distinct([plain(key) for key in _client_keys(folder, federation, methods, learned)]),
         classes=distinct(_class_names(federation, methods)),
@@ -210,25 +207,25 @@ def _refuse_newer(version: str, folder: Path) -> None:
     """Older folders are understood; what a newer version writes cannot be known."""
     found = re.match(r"(\d{1,9})\.(\d{1,9})", version)
     if not found:
-        raise DamagedRunError(folder / SETTINGS, f"is damaged: '{plain(version)}' is no version")
+        raise DamagedRunError(folder / schema.SETTINGS, f"is damaged: '{plain(version)}' is no version")
     if tuple(map(int, found.groups())) > tuple(map(int, VERSION.split(".")[:2])):
         raise InputError(
             f"{folder} was written by fedunfold {plain(version)}, and this is {VERSION}; read it with that one."
         )
 
 
-def _read_methods(folder: Path, federation: FederationRecord | None) -> tuple[MethodRecord, ...]:
+def _read_methods(folder: Path, federation: schema.FederationRecord | None) -> tuple[schema.MethodRecord, ...]:
     """metrics.jsonl and client_accuracy.jsonl by method, in the order in which they were run."""
-    file = folder / METRICS
-    lines: dict[str, dict[int, list[RoundRecord]]] = {}
-    for number, line in _read_lines(RoundRecord, file):
+    file = folder / schema.METRICS
+    lines: dict[str, dict[int, list[schema.RoundRecord]]] = {}
+    for number, line in _read_lines(schema.RoundRecord, file):
         trials = lines.setdefault(line.method, {})
         rounds = trials.setdefault(line.trial, [])
         if line.round != len(rounds) or (line.trial and line.trial - 1 not in trials):
             raise DamagedRunError(file, f"is damaged: trial {line.trial} round {line.round} is out of turn", number)
         rounds.append(line)
     served: dict[str, list[tuple[float, ...]]] = {}
-    for _, end in _read_lines(ClientsRecord, folder / CLIENT_ACCURACY):
+    for _, end in _read_lines(schema.ClientsRecord, folder / schema.CLIENT_ACCURACY):
         served.setdefault(end.method, []).append(end.client_accuracy)
     methods = [_join_trials(name, list(trials.values()), served.get(name), file) for name, trials in lines.items()]
     names = distinct([method.name for method in methods])
@@ -241,12 +238,12 @@ def _read_methods(folder: Path, federation: FederationRecord | None) -> tuple[Me
 
 
 def _join_trials(
-    name: str, trials: Sequence[Sequence[RoundRecord]], served: Sequence[Sequence[float]] | None, file: Path
-) -> MethodRecord:
+    name: str, trials: Sequence[Sequence[schema.RoundRecord]], served: Sequence[Sequence[float]] | None, file: Path
+) -> schema.MethodRecord:
     """The rounds of all trials of a method as arrays."""
     try:
         by_client = None if served is None else np.array(served, dtype=np.float64)
-        method = MethodRecord(
+        method = schema.MethodRecord(
             name=plain(name),
             accuracy=np.array([[line.accuracy for line in rounds] for rounds in trials], dtype=np.float64),
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
@@ -255,13 +252,13 @@ def _join_trials(
             rejected=tuple(_count_rejected(trials)),
         )
         if by_client is not None and by_client.shape != (len(trials), method.weights.shape[1]):
-            raise ValueError(f"{CLIENT_ACCURACY} does not fit {METRICS}")
+            raise ValueError(f"{schema.CLIENT_ACCURACY} does not fit {schema.METRICS}")
     except ValueError as error:  # numpy's word for lists of different lengths
         raise DamagedRunError(file, f"is damaged: the lines of method '{plain(name)}' do not fit together") from error
     return method
 
 
-def _count_rejected(trials: Sequence[Sequence[RoundRecord]]) -> Iterator[RejectedClient]:
+def _count_rejected(trials: Sequence[Sequence[schema.RoundRecord]]) -> Iterator[schema.RejectedClient]:
     """Whose updates were rejected, the most often rejected first."""
     reasons: dict[str, list[str]] = {}
     for rounds in trials:
@@ -269,14 +266,14 @@ def _count_rejected(trials: Sequence[Sequence[RoundRecord]]) -> Iterator[Rejecte
             for client, reason in line.rejected.items():
                 reasons.setdefault(client, []).append(reason)
     for client, own in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        yield RejectedClient(plain(client), len(own), plain(own[-1]))
+        yield schema.RejectedClient(plain(client), len(own), plain(own[-1]))
 
 
 def _read_weights(folder: Path, files: Sequence[str], names: Mapping[str, str]) -> dict[str, LearnedWeights]:
     """The weights that a run learned, by the name that belongs to their file, or the file's own."""
     found = {}
     for file in files:
-        if file.endswith(".safetensors") and file != MODEL and Path(file).name == file:
+        if file.endswith(".safetensors") and file != schema.MODEL and Path(file).name == file:
             path = folder / file
             if is_plain_file(path):
                 WEIGHTS_BYTES.check(size_of(path), f"{path}: ")
@@ -286,8 +283,8 @@ def _read_weights(folder: Path, files: Sequence[str], names: Mapping[str, str]) 
 
 def _client_keys(
     folder: Path,
-    federation: FederationRecord | None,
-    methods: Sequence[MethodRecord],
+    federation: schema.FederationRecord | None,
+    methods: Sequence[schema.MethodRecord],
     learned: Mapping[str, LearnedWeights],
 ) -> Sequence[str]:
     """The clients' names: of the federation, or of weights learned for it, or made up in old folders."""
@@ -301,7 +298,7 @@ def _client_keys(
     return known[0] if known else [f"client {k + 1}" for k in range(count)]
 
 
-def _class_names(federation: FederationRecord | None, methods: Sequence[MethodRecord]) -> list[str]:
+def _class_names(federation: schema.FederationRecord | None, methods: Sequence[schema.MethodRecord]) -> list[str]:
     """What the classes are called, or else their numbers."""
     if federation is not None and federation.class_names is not None:
         return [plain(name) or str(label) for label, name in enumerate(federation.class_names)]
@@ -309,14 +306,14 @@ def _class_names(federation: FederationRecord | None, methods: Sequence[MethodRe
     return [str(label) for label in range(count if federation is None else federation.classes)]
 
 
-def _find_missing(federation: FederationRecord | None, methods: Sequence[MethodRecord]) -> Iterator[str]:
+def _find_missing(federation: schema.FederationRecord | None, methods: Sequence[schema.MethodRecord]) -> Iterator[str]:
     """What cannot be known from the folder, a sentence each."""
     if federation is None:
-        yield f"no {FEDERATION}: who holds which labels, epochs and reliability are not known."
+        yield f"no {schema.FEDERATION}: who holds which labels, epochs and reliability are not known."
     if not methods:
         yield "no test accuracies: the folder holds weights alone; a comparison measures what they bring."
     if any(method.client_accuracy is None for method in methods):
-        yield f"no {CLIENT_ACCURACY} for every method: how well each client is served is not known."
+        yield f"no {schema.CLIENT_ACCURACY} for every method: how well each client is served is not known."
 
 
 def _read_lines(kind: type[Parsed], file: Path) -> Iterator[tuple[int, Parsed]]:

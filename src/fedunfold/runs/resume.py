@@ -130,8 +130,8 @@ class ResumeDir:
             return int(self._read()["threads"])
         if not discard_others:
             raise InputError(
-                f"{self.run} holds an unfinished run of other settings ({difference}); overwrite it, or choose another "
-                "folder."
+                f"{self.run} holds an unfinished run of other settings ({difference}); start over with "
+                "`overwrite=True`, or choose another `out`."
             )
         return None
 

@@ -108,25 +108,18 @@ class FederationRecord(Record):
     def of(cls, environment: Environment) -> Self:
         """The record of an environment's federation."""
         data = environment.load()
-        return cls(
-            environment=environment.name,
-            description=environment.description,
-            digest=environment.digest(data),
-            classes=data.classes,
-            class_names=environment.class_names,
-            test_samples=len(data.y_test),
-            rounds=environment.rounds,
-            clients_per_round=environment.clients_per_round,
-            clients=tuple(
-                ClientRecord(
-                    key=client.key,
-                    samples=size,
-                    label_counts=tuple(counts.tolist()),
-                    epochs=client.epochs,
-                    participation_probability=client.participation_probability,
-                )
-                for client, size, counts in zip(environment.clients, data.sizes, data.label_counts, strict=True)
-            ),
+        held = zip(environment.clients, data.sizes, data.label_counts.tolist(), strict=True)
+        return cls.model_validate(
+            {
+                **environment.model_dump(include={"description", "class_names", "rounds", "clients_per_round"}),
+                "environment": environment.name,
+                "digest": environment.digest(data),
+                "classes": data.classes,
+                "test_samples": len(data.y_test),
+                "clients": [
+                    {**client.model_dump(), "samples": n, "label_counts": counts} for client, n, counts in held
+                ],
+            }
         )
 
     @property
@@ -148,14 +141,12 @@ class SettingsRecord(Record):
         command: What was run: learn, run, compare or demo.
         environment: The environment's name.
         version: Of fedunfold.
-        seed: Of the environment.
         files: Names of the files that the run left.
     """
 
     command: str
     environment: str
     version: str
-    seed: int
     files: tuple[str, ...]
 
 
@@ -287,10 +278,7 @@ class RunRecord:
 
     Attributes:
         label: The folder's name, distinct among runs that are read together.
-        command: What was run.
         environment: The environment's name.
-        version: Of fedunfold, that wrote it.
-        seed: Of the environment.
         settings: settings.json as it is.
         clients: The clients' names.
         classes: The classes' names, or else their numbers.
@@ -302,10 +290,7 @@ class RunRecord:
     """
 
     label: str
-    command: str
     environment: str
-    version: str
-    seed: int
     settings: Mapping[str, Any]
     clients: tuple[str, ...]
     classes: tuple[str, ...]

@@ -12,7 +12,11 @@ from fedunfold.version import VERSION
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Names and versions, which differ from machine to machine."""
+    """Names and versions, which differ from machine to machine.
+
+    Args:
+        device: Where it is computed: "cpu", or a GPU as torch names it.
+    """
     return {
         "device": _processor() if device == "cpu" else _gpu(device),
         "cores": os.cpu_count(),

@@ -104,7 +104,13 @@ def _load(case: StudyCase) -> FederatedData:
 
 
 def local_steps(env: Environment, data: FederatedData, rounds: int) -> np.ndarray:
-    """τ_k^(t) = E_k^(t) ⌈N_k/B⌉, as [T, K]."""
+    """τ_k^(t) = E_k^(t) ⌈N_k/B⌉, as [T, K].
+
+    Args:
+        env: How clients train.
+        data: What they hold.
+        rounds: T.
+    """
     steps = [
         [env.epochs(k, t) * -(-size // env.batch_size) for k, size in enumerate(data.sizes)] for t in range(rounds)
     ]

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FedunfoldError, InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
 from fedunfold.rules.learned import LearnedWeights
@@ -13,8 +14,7 @@ from fedunfold.studies.cases import StudyCase, local_steps
 from fedunfold.studies.records import StudyRecords
 from fedunfold.studies.rows import StudyRow
 from fedunfold.training.learn import device_of
-from fedunfold.training.loop import RunResult, run_rounds
-from fedunfold.training.methods import learned_method
+from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import learn
 
 OnPart = Callable[[float], None]
@@ -69,7 +69,7 @@ class Job:
         learning = self.row.learning
         if self.trial is not None or learning is None:
             return sum(steps)
-        return sum(steps) * learning.iterations * learning.draws * (4.5 if learning.adjoint == "exact" else 1.2)
+        return sum(steps) * learning.iterations * learning.num_samples * (4.5 if learning.adjoint == "exact" else 1.2)
 
     def run(self, records: StudyRecords, device: str, on_part: OnPart) -> None:
         """Do it and save the record.
@@ -78,7 +78,16 @@ class Job:
             records: Where to.
             device: Where it is computed.
             on_part: Called as it proceeds.
+
+        Raises:
+            FedunfoldError: It failed; the message names it.
         """
+        try:
+            self._run(records, device, on_part)
+        except FedunfoldError as error:
+            raise FedunfoldError(f"{self.name}: {error}") from error
+
+    def _run(self, records: StudyRecords, device: str, on_part: OnPart) -> None:
         began = time.monotonic()
         federation = _federation(self.case, self.row.seed_shift, device)
         if self.trial is None:
@@ -86,7 +95,7 @@ class Job:
             records.save_weights(self.case, self.row.name, learned, time.monotonic() - began)
         else:
             result = self._train(federation, records, self.trial, on_part)
-            made = local_steps(self.case.env, self.case.load(), self.row.rounds) * result.present.numpy()
+            made = local_steps(self.case.env, self.case.load(), self.row.rounds) * result.participated.numpy()
             seconds = time.monotonic() - began
             records.save_trial(self.case, self.row.name, self.trial, result, int(made.sum()), seconds)
 
@@ -112,22 +121,28 @@ class Job:
             rule = records.weights(case, owner)
             if rule is None:
                 raise InputError(f"{case.name}: {row.name} needs the weights of {owner}, which do not exist.")
-            algorithm = learned_method(rule).algorithm
-        return run_rounds(
+            algorithm = rule.algorithm
+        (result,) = run_rounds(
             federation,
             rule,
             row.rounds,
+            [f"trial-{trial}"],
             algorithm=algorithm,
-            run=f"trial-{trial}",
             digest=case.digest,
             checkpoint=records.checkpoint(case, row.name, trial),
             checkpoint_seconds=None,
             on_round=lambda t, _: on_part((t + 1) / row.rounds),
         )
+        return result
 
 
 def list_jobs(case: StudyCase, rows: Iterable[StudyRow]) -> list[Job]:
-    """Everything a case needs: weights first, because trials wait for them."""
+    """Everything a case needs: weights first, because trials wait for them.
+
+    Args:
+        case: What it is run on.
+        rows: What is run.
+    """
     listed = list(rows)
     learning = [Job(case, row, None) for row in listed if row.learning is not None]
     return learning + [Job(case, row, trial) for row in listed for trial in range(row.trials)]

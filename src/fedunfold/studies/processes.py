@@ -48,10 +48,7 @@ def _run_here(todo: Sequence[Job], records: StudyRecords, device: str, on_progre
     torch.set_num_threads(1)
     try:
         for job in todo:
-            try:
-                job.run(records, device, _in_costs(job, on_progress))
-            except FedunfoldError as error:
-                raise FedunfoldError(f"{job.name}: {error}") from error
+            job.run(records, device, _in_costs(job, on_progress))
     finally:
         torch.set_num_threads(before)
 
@@ -98,7 +95,7 @@ def _next_message(outbox: Any, workers: Sequence[BaseProcess]) -> tuple[str, flo
             if dead is not None:
                 raise FedunfoldError(
                     f"a worker process ended with code {dead.exitcode} (out of memory?); run the same again to resume, "
-                    "with fewer processes."
+                    "with fewer `jobs`."
                 ) from None
         else:
             return message
@@ -114,7 +111,7 @@ def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
             job.run(records, device, _in_costs(job, lambda name, part: outbox.put((name, part, False))))
             outbox.put((job.name, 0.0, True))
         except FedunfoldError as error:
-            outbox.put((job.name, 0.0, f"{job.name}: {error}"))
+            outbox.put((job.name, 0.0, str(error)))
 
 
 def _end_with_parent() -> None:

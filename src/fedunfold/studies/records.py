@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.checkpoint import DamagedError, first_difference, read_record, remove_checkpoint, write_record
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.cases import Setting, StudyCase
 from fedunfold.studies.rows import StudyRow
-from fedunfold.training.loop import RunResult
 from fedunfold.unfolding import Learning
 
 SETTING = "setting.json"
@@ -67,7 +67,7 @@ class StudyRecords:
         if found is not None and found.settings.get("learning") != json.loads(json.dumps(asdict(learning))):
             raise InputError(
                 f"{self.folder / case.name / name} holds weights that were learned in another way; delete that "
-                "folder, or choose another folder for the study."
+                "folder, or choose another `out`."
             )
         return found is not None
 
@@ -87,13 +87,22 @@ class StudyRecords:
         return _load(self._file(case, name, f"trial-{trial}.json"), lambda file: _read(file, TRIAL))
 
     def save_trial(self, case: StudyCase, name: str, trial: int, result: RunResult, steps: int, seconds: float) -> None:
-        """The result of a trial, how many local steps its clients made, and how long it took."""
+        """The result of a trial.
+
+        Args:
+            case: What it was run on.
+            name: The row's name.
+            trial: Its number.
+            result: What came out.
+            steps: How many local steps its clients made.
+            seconds: How long it took.
+        """
         content: dict[str, Any] = {
             "accuracies": result.accuracies,
             "class_accuracy": result.evaluations[-1].class_accuracy.tolist(),
             "rounds": len(result.evaluations),
             "client_steps": steps,
-            "participations": int(result.present.sum()),
+            "participations": int(result.participated.sum()),
             "rejected": dict(Counter(entry.client for entry in result.rejected)),
             "seconds": round(seconds, 2),
         }
@@ -156,6 +165,11 @@ def curves(trials: Iterable[Trial]) -> np.ndarray:
 def check_same(records: StudyRecords, setting: Setting, cases: Iterable[StudyCase]) -> None:
     """Refuse to mix in records of other settings or of other data: the folder says what it was made with.
 
+    Args:
+        records: Those there may be.
+        setting: How the study is run now.
+        cases: Its cases.
+
     Raises:
         InputError: Something differs.
     """
@@ -170,7 +184,7 @@ def _same(file: Path, ours: dict[str, Any], otherwise: str) -> None:
     if not file.exists():
         write_record(file, ours)
     elif difference := first_difference(read_record(file, set(ours)), ours):
-        raise InputError(f"{otherwise} ({difference}); choose another folder, or delete {file.parent}.")
+        raise InputError(f"{otherwise} ({difference}); choose another `out`, or delete {file.parent}.")
 
 
 def _load(file: Path, read: Callable[[Path], Found]) -> Found | None:

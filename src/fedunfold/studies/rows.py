@@ -56,7 +56,13 @@ class StudyRow:
 
 
 def list_rows(study: Study, env: Environment, setting: Setting) -> list[StudyRow]:
-    """What a study runs on one of its environments, in the order of its table."""
+    """What a study runs on one of its environments, in the order of its table.
+
+    Args:
+        study: Which one.
+        env: The environment.
+        setting: How it is run.
+    """
     row = partial(StudyRow, rounds=env.rounds, trials=setting.trials)
     learning, exact = setting.learning(env, "first_order"), setting.learning(env, "exact")
     ours = row("fedunfold", "fedunfold", learning=RECOMMENDED.learning)

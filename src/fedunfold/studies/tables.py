@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedunfold.core.task import OuterLoss
+from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.studies.cases import StudyCase
 from fedunfold.studies.records import CaseRecords, Trial, curves
 from fedunfold.studies.rows import RATE_ROUNDS, StudyRow
@@ -97,13 +97,13 @@ def price(case: StudyCase, row: StudyRow, trials: Sequence[Trial]) -> tuple[floa
     numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
     rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
     if row.learning is not None:
-        outer, exact = OuterLoss(row.learning.outer), row.learning.adjoint == "exact"
-        runs = row.learning.iterations * row.learning.draws
+        outer, exact = OUTER_LOSSES.make(row.learning.outer), row.learning.adjoint == "exact"
+        runs = row.learning.iterations * row.learning.num_samples
         evaluation = sum(-(-size // env.batch_size) for size in data.sizes)
-        if not outer.only_last_layer:
+        if not outer.only_final:
             absences = mean["rounds"] * len(data.sizes) - mean["participations"]
             steps += runs * absences * evaluation / len(data.sizes)
-            carried = exact or (outer.is_training_gradient and not row.method.algorithm.update.mu)
+            carried = exact or (outer.is_training_gradient and row.method.algorithm.local.fused_mu == 0)
             sent += runs * (2 * absences + (0 if carried else mean["participations"]))
         rounds += runs * mean["rounds"] * (2 if exact else 1)
         steps += runs * (mean["client_steps"] * (4 if exact else 1) + evaluation)
@@ -118,7 +118,12 @@ def largest_fall(trials: Sequence[Trial]) -> float:
 
 
 def rounds_to(trials: Sequence[Trial], percent: float) -> int | None:
-    """The first round, from 1, after which the mean accuracy of the trials reaches it."""
+    """The first round, from 1, after which the mean accuracy of the trials reaches it.
+
+    Args:
+        trials: Of one row.
+        percent: The accuracy.
+    """
     reached = np.flatnonzero(curves(trials).mean(0) >= percent)
     return int(reached[0]) + 1 if len(reached) else None
 
@@ -137,13 +142,23 @@ def rate_points(seen: CaseRecords) -> tuple[list[int], list[float]]:
 
 
 def rate_fit(rounds: Sequence[int], variances: Sequence[float]) -> tuple[float, float]:
-    """Least squares of log V on log T: (slope, intercept)."""
+    """Least squares of log V on log T: (slope, intercept).
+
+    Args:
+        rounds: T.
+        variances: V.
+    """
     slope, intercept = np.polyfit(np.log(rounds), np.log(variances), 1)
     return float(slope), float(intercept)
 
 
 def slopes(rounds: Sequence[int], variances: Sequence[float]) -> str:
-    """The slope over all T, and where the variance first rises, the one from its peak on."""
+    """The slope over all T, and where the variance first rises, the one from its peak on.
+
+    Args:
+        rounds: T.
+        variances: V.
+    """
     text = f"{rate_fit(rounds, variances)[0]:.2f} over all T"
     peak = int(np.argmax(variances))
     if 0 < peak < len(rounds) - 1:

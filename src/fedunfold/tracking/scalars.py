@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 
@@ -22,7 +21,14 @@ def iteration_records(so_far: LearnedWeights) -> list[dict[str, Any]]:
 
 
 def round_record(method: str, trial: int, round_index: int, evaluation: Evaluation) -> dict[str, Any]:
-    """A round's test, accuracies in percent; None for a class that the test set does not have."""
+    """A round's test, accuracies in percent; None for a class that the test set does not have.
+
+    Args:
+        method: The method's name.
+        trial: The trial's number.
+        round_index: The round's number.
+        evaluation: Its test.
+    """
     classes = evaluation.class_accuracy.tolist()
     return {
         "method": method,
@@ -35,7 +41,12 @@ def round_record(method: str, trial: int, round_index: int, evaluation: Evaluati
 
 
 def mean_weights(weights: Tensor, keys: Sequence[str]) -> dict[str, float]:
-    """(1/T) Σ_t Θ[t, k] of every client k."""
+    """(1/T) Σ_t Θ[t, k] of every client k.
+
+    Args:
+        weights: Θ, [T, K].
+        keys: The clients' names.
+    """
     return dict(zip(keys, weights.mean(0).tolist(), strict=True))
 
 
@@ -119,7 +130,13 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(settings: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
-    """(name, value) of nested settings, with dots between the names; what is nested too deep is one value."""
+    """(name, value) of nested settings, with dots between the names; what is nested too deep is one value.
+
+    Args:
+        settings: The settings.
+        prefix: What the names begin with.
+        depth: How deep they are nested already.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping) and depth < DEEPEST:
             yield from leaves(value, f"{prefix}{name}.", depth + 1)

@@ -1,10 +1,8 @@
 """Run methods on an environment, and compare them over several trials."""
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,132 +13,16 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
-from fedunfold.core.text_table import TextTable
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
 from fedunfold.tracking import Callback, CallbackList, callback_scope
 from fedunfold.tracking.callback import OuterStepRelay
+from fedunfold.training.comparison import Comparison, MethodResult
 from fedunfold.training.learn import described, device_of, digest_of, learn_weights
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, learned_method, method
 from fedunfold.unfolding import Learning, check_learnable
-
-
-@dataclass(frozen=True)
-class MethodResult:
-    """The runs of a method, one for each trial, and the weights it learned, if any."""
-
-    name: str
-    trials: tuple[RunResult, ...]
-    learned: LearnedWeights | None = None
-
-    @property
-    def finals(self) -> list[float]:
-        """Accuracy after the last round, in percent, of every trial."""
-        return [100 * trial.accuracies[-1] for trial in self.trials]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.finals)
-
-    @property
-    def sd(self) -> float:
-        """Standard deviation over the trials (n − 1); 0 for a single one."""
-        return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
-
-    @property
-    def spread(self) -> str:
-        """Mean and standard deviation for a table; the value alone where there is one."""
-        return f"{self.mean:.1f} ± {self.sd:.1f}" if len(self.trials) > 1 else f"{self.mean:.1f}"
-
-    def as_row(self) -> dict[str, Any]:
-        """Plain values for a table."""
-        return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
-
-    @property
-    def warnings(self) -> list[str]:
-        """What was odd about the learning, and about each trial."""
-        learned = [] if self.learned is None else self.learned.warnings
-        return [*learned, *(f"trial {i}: {line}" for i, trial in enumerate(self.trials) for line in trial.warnings)]
-
-    @property
-    def curves(self) -> list[list[float]]:
-        """Accuracy after every round, as a fraction, of every trial; one that stopped early stays at its last."""
-        rounds = max(len(trial.accuracies) for trial in self.trials)
-        return [trial.accuracies + trial.accuracies[-1:] * (rounds - len(trial.accuracies)) for trial in self.trials]
-
-    @property
-    def rounds(self) -> list[float]:
-        """Mean accuracy after every round, in percent."""
-        return [100 * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
-
-    @property
-    def worst_class(self) -> float:
-        """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent."""
-        last = [trial.evaluations[-1].class_accuracy.nan_to_num(1).min() for trial in self.trials]
-        return 100 * statistics.fmean(float(worst) for worst in last)
-
-    def __repr__(self) -> str:
-        return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, mean={self.mean:.1f}, sd={self.sd:.1f})"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found. Shown by itself it is a table, in a terminal and in a notebook.
-
-    >>> import fedunfold as fu
-    >>> table = fu.compare("digits-label-skew", ["fedavg", "uniform-fedavg"], trials=1)
-    >>> [method.name for method in table.methods]
-    ['fedavg', 'uniform-fedavg']
-    >>> table.records()[0].keys()
-    dict_keys(['method', 'trial', 'round', 'accuracy', 'loss'])
-    """
-
-    environment: str
-    trials: int
-    methods: tuple[MethodResult, ...] = field(default=())
-
-    def records(self) -> list[dict[str, Any]]:
-        """A row for every method, trial and round (from 1), with the test's accuracy in percent and its loss.
-
-        `pandas.DataFrame(table.records())` is the long form that most plotting and statistics start from.
-        """
-        return [
-            {
-                "method": result.name,
-                "trial": trial,
-                "round": t + 1,
-                "accuracy": 100 * evaluation.accuracy,
-                "loss": evaluation.loss,
-            }
-            for result in self.methods
-            for trial, run in enumerate(result.trials)
-            for t, evaluation in enumerate(run.evaluations)
-        ]
-
-    def __repr__(self) -> str:
-        return self._shown().text()
-
-    def _repr_html_(self) -> str:
-        return self._shown().html()
-
-    def _shown(self) -> TextTable:
-        return TextTable(
-            f"{self.environment}: accuracy on the test set after the last round (%)",
-            ("method", "trials", "mean ± sd", "worst class"),
-            [(m.name, str(len(m.trials)), m.spread, f"{m.worst_class:.1f}") for m in self.methods],
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; accuracies in percent."""
-        return {
-            "environment": self.environment,
-            "trials": self.trials,
-            "methods": [
-                {**result.as_row(), "rounds": result.rounds, "warnings": result.warnings} for result in self.methods
-            ],
-        }
 
 
 def run(
@@ -154,10 +36,25 @@ def run(
     checkpoint: Path | None = None,
     callback: Callback | None = None,
 ) -> RunResult:
-    """Train an environment's federation once. A method that learns its weights has to come with them.
+    """Train an environment's federation once.
 
-    A `callback` is called after every round, and may stop the run there. A `checkpoint` file lets an interrupted run be
-    resumed.
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        method: A method or its name, or a weighting rule, which is used with plain FedAvg; learned weights are used
+            with what they were learned for. A method that learns its weights has to come with them.
+        trial: Which trial's randomness to draw.
+        model: A function that builds a classifier in place of the environment's own.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoint: A file from which an interrupted run is resumed.
+        callback: Called after every round; it may stop the run there.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: The method has no weights yet, or something does not fit the environment.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
@@ -194,6 +91,14 @@ def trained_module(
 ) -> torch.nn.Module:
     """The classifier that a run trained, ready to predict or to save its `state_dict()`.
 
+    Args:
+        env: The environment of the run.
+        result: The run.
+        model: The function that built its classifier, where it was not the environment's own.
+
+    Returns:
+        The module, on the CPU.
+
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew")
     >>> fu.trained_module("digits-label-skew", result)
@@ -210,7 +115,15 @@ def trained_module(
 def client_accuracies(
     env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
 ) -> list[list[float]]:
-    """Accuracy (a fraction) of every run's final model on each client's own training data.
+    """Accuracy of every run's final model on each client's own training data.
+
+    Args:
+        env: The environment of the runs.
+        results: The runs.
+        model: The function that built their classifier, where it was not the environment's own.
+
+    Returns:
+        Of every run a fraction for each client.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew")
@@ -235,13 +148,28 @@ def compare(
     checkpoints: Path | None = None,
     callback: Callback | None = None,
 ) -> Comparison:
-    """Run every method `trials` times, each with its own initial model, minibatches and absences.
+    """Run every method several times, each trial with its own initial model, minibatches and absences.
 
-    A method is a name (`fedavg`, `duw-fednova`, …), a weighting rule (used with plain FedAvg), learned
-    weights (used with what they were learned for), or a `Method`.
-    Those with learned weights learn them once, before their trials, by `learning` or in their own way; trial i
-    draws the same for every method. A `callback` is called after every outer iteration, round and trial. A folder
-    for `checkpoints` lets an interrupted comparison be resumed.
+    Trial i draws the same for every method. Methods with learned weights learn them once, before their trials.
+
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        methods: Names (`fedavg`, `duw-fednova`, …), weighting rules (used with plain FedAvg), learned weights (used
+            with what they were learned for), or `Method`s.
+        trials: Runs of each method.
+        learning: How weights are learned; by default as each method has it.
+        model: A function that builds a classifier in place of the environment's own.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoints: A folder from which an interrupted comparison is resumed.
+        callback: Called after every outer iteration, round and trial; it may stop what is being computed.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: A method is unknown, named twice or does not fit the environment; all are checked before the first.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> fu.compare("digits-label-skew", [fu.size(), "fedprox"], trials=1).trials
@@ -290,8 +218,8 @@ def compare(
                 )
                 algorithm = rule.algorithm  # with the step sizes learned beside the weights
             rule = _fitting(rule, federation, model)
-            kept = checkpoints and checkpoints / str(position)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, kept)
+            saved = checkpoints and checkpoints / str(position)
+            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, saved)
             results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
@@ -306,11 +234,11 @@ def _trials(
     trials: int,
     callbacks: CallbackList,
     digest: str,
-    kept: Path | None,
+    saved: Path | None,
 ) -> tuple[RunResult, ...]:
-    """All trials of a method, as many in step as the federation says is worth it.
+    """All trials of a method, as many together as the federation says is worth it.
 
-    `kept` is how the names of their checkpoints begin.
+    `saved` is how the names of their checkpoints begin.
     """
     rounds = federation.environment.rounds
     runs: list[RunResult] = []
@@ -329,7 +257,7 @@ def _trials(
             names[first : first + federation.max_parallel_runs],
             algorithm=algorithm,
             digest=digest,
-            checkpoint=kept and kept.with_name(f"{kept.name}-trial-{first}.safetensors"),
+            checkpoint=saved and saved.with_name(f"{saved.name}-trial-{first}.safetensors"),
             checkpoint_seconds=None,
             on_round=report,
         )

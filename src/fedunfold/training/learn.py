@@ -22,7 +22,7 @@ from fedunfold.version import VERSION
 
 
 def device_of(given: str | torch.device) -> torch.device:
-    """A device that is really there."""
+    """The device of that name, where it can be used here."""
     name = str(given)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
@@ -35,7 +35,7 @@ def device_of(given: str | torch.device) -> torch.device:
 
 
 def digest_of(federation: SimulatedFederation, model: ModelFactory | None) -> str:
-    """What learned weights remember of their federation; a model of the user's own counts by its shapes."""
+    """What learned weights record of their federation; a custom model counts by its shapes."""
     digest = federation.environment.digest(federation.environment.load())
     if model is None:
         return digest
@@ -57,11 +57,23 @@ def learn_weights(
 ) -> LearnedWeights:
     """Learn how much each client should count in each round of an environment.
 
-    `algorithm` is what the weights will be used with (local update, server, absent clients), `learning` how
-    they are learned, `model` a function that builds a classifier in place of the environment's own. With a
-    `fraction` below 1, every client gives only that part of its data to the learning.
-    A `checkpoint` file lets an interrupted run be resumed; a `callback` is called after every outer iteration, and may
-    stop the learning there.
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        algorithm: What the weights will be used with: local and server optimiser, treatment of absent clients.
+        learning: How they are learned.
+        model: A function that builds a classifier in place of the environment's own.
+        fraction: The part of its data that every client learns weights with.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoint: A file from which an interrupted run is resumed.
+        callback: Called after every outer iteration; it may stop learning there.
+
+    Returns:
+        The learned weights Θ[t, k], with their history.
+
+    Raises:
+        InputError: Weights cannot be learned through the algorithm, or something does not fit the environment.
+        DivergenceError: Training left the finite numbers.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))

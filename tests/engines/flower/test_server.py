@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
-from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
+from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
@@ -25,6 +25,7 @@ from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import mlp, participation, simulated, tiny
+from tests.support.outside_package.outside_parts import AdamW
 
 
 class InProcess:
@@ -102,6 +103,21 @@ def test_gradients(adjoint: AdjointKind, optimizer: LocalOptimizer, absent_loss:
         assert there.loss == pytest.approx(here.loss, rel=1e-12)
         torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(there.step_gradient, here.step_gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_gradients_through_a_part_of_another_package(adjoint: AdjointKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weight decay, so that first order has clients compute backward too, without the curvature of the losses."""
+    monkeypatch.setitem(LOCAL_OPTIMIZERS._own, "adamw", AdamW)
+    theta, algorithm = torch.ones(3, 3, dtype=torch.float64), Algorithm(AdamW(decay=0.4), absent="remember")
+    here, there = (
+        unroll_and_grad(
+            *(f, theta, algorithm, OUTER_LOSSES.make("path"), adjoint), runs=["a"], models=[f.initial_model("a")]
+        )[0]
+        for f in (simulated(flaky()), remote(flaky()))
+    )
+    assert there.loss == pytest.approx(here.loss, rel=1e-12)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_learned_weights() -> None:

@@ -109,6 +109,7 @@ class LocalClient:
             instruction.outer,
             instruction.path_gradient,
             broadcast=Broadcast(instruction.step_scale, instruction.update_scale, arrays.get("class_weights")),
+            curvature=instruction.curvature,
         )
         return federation, request
 

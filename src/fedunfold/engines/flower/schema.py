@@ -66,6 +66,7 @@ class TrainInstruction(Settings):
         required_metrics: What to report beside the update.
         outer: The outer loss, where one is wanted; on the wire its name and settings.
         path_gradient: Whether its gradient along local training is wanted too.
+        curvature: Whether the backward pass counts the curvature of the training loss.
         trains: False for a client that counts as absent and only reports its losses at w^(t).
         step_scale: c_k, which depends on the other clients of the cohort.
         update_scale: The factor on w_k − w^(t), which does so too.
@@ -81,6 +82,7 @@ class TrainInstruction(Settings):
     required_metrics: tuple[Metric, ...] = ()
     outer: Outer | None = None
     path_gradient: bool = False
+    curvature: bool = True
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0

@@ -233,6 +233,7 @@ class RemoteFederation:
                 required_metrics=tuple(sorted(request.required_metrics)),
                 outer=request.outer,
                 path_gradient=request.path_gradient,
+                curvature=request.curvature,
                 trains=bool(participation.participating[k]),
                 step_scale=float(step_scales[k]),
                 update_scale=float(update_scales[k]),

@@ -7,13 +7,13 @@ import torch
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.local.optimizers import LocalOptimizer
+from fedunfold.core.parts import LocalOptimizer
+from fedunfold.local.nova import Accumulated
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import simplex_violation
 from fedunfold.studies.cases import local_steps
 from fedunfold.studies.theory import formulas
 from fedunfold.studies.theory.quantities import Constants, Theory
-from fedunfold.training.methods import learned_method
 
 
 def analyse(
@@ -42,13 +42,13 @@ def analyse(
         InputError: The arrays do not fit together, or cannot be those of a run.
     """
     constants = constants or Constants()
-    recast = recast and not (update.accumulate or update.normalise_steps)
+    recast = recast and not update.normalized
     weights, sizes, steps = _checked(weights, sizes, steps, lr)
     factors = formulas.local_factors(steps, sizes, lr, update)
     effective = formulas.effective_steps(factors, sizes)
     if recast:
         weights, effective = formulas.recast_weights(weights, factors)
-    rescaled = recast or update.accumulate
+    rescaled = recast or isinstance(update, Accumulated)
     reach = np.broadcast_to(effective[:, None], steps.shape) if rescaled else factors.l1
     rounds, clients = weights.shape
     mean_steps = float(steps.mean(1).mean())
@@ -96,7 +96,7 @@ def analyse_learned(
     """
     data = env.load()
     fitting = learned.adapt(data.keys, env.rounds, env.digest(data))
-    steps, update = local_steps(env, data, env.rounds), learned_method(fitting).algorithm.update
+    steps, update = local_steps(env, data, env.rounds), fitting.algorithm.local
     return analyse(fitting.weights.numpy(), np.array(data.sizes), steps, env.lr, update, constants, recast=recast)
 
 

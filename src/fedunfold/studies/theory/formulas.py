@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedunfold.core.errors import InputError
-from fedunfold.local.optimizers import LocalOptimizer
+from fedunfold.core.parts import LocalOptimizer
 from fedunfold.studies.theory.quantities import Condition, Constants, Factors, product
 
 
@@ -18,11 +18,21 @@ def weight_variances(weights: np.ndarray) -> np.ndarray:
 
 
 def local_factors(steps: np.ndarray, sizes: np.ndarray, lr: float, update: LocalOptimizer) -> Factors:
-    """The norms of a_k^(t) for steps τ[T, K]; in-loop nova has a_k = c_k = τ_eff/τ_k at each of its steps."""
+    """The norms of a_k^(t) for steps τ[T, K]; in-loop nova has a_k = c_k = τ_eff/τ_k at each of its steps.
+
+    Args:
+        steps: τ, [T, K].
+        sizes: N_k, [K].
+        lr: η.
+        update: The local update.
+
+    Raises:
+        InputError: A factor is negative.
+    """
     counts, index = np.unique(steps, return_inverse=True)
     rows = [update.gradient_factors(int(n), lr) for n in counts]
     if any((row < 0).any() for row in rows):
-        raise InputError(f"the bound needs lr · mu <= 1, not {lr:g} · {update.mu:g}.")
+        raise InputError(f"the bound needs lr · mu <= 1, not {lr:g} · {update.fused_mu or 0:g}.")
     index = index.reshape(steps.shape)
     scale = np.array([update.scales(sizes, row, lr)[0] for row in steps])
     return Factors(
@@ -33,7 +43,12 @@ def local_factors(steps: np.ndarray, sizes: np.ndarray, lr: float, update: Local
 
 
 def effective_steps(factors: Factors, sizes: np.ndarray) -> np.ndarray:
-    """τ_eff^(t) = Σ_k (N_k/N) ‖a_k^(t)‖₁, as [T]."""
+    """τ_eff^(t) = Σ_k (N_k/N) ‖a_k^(t)‖₁, as [T].
+
+    Args:
+        factors: Of the local updates.
+        sizes: N_k, [K].
+    """
     return np.asarray(factors.l1 @ (sizes / sizes.sum()))
 
 
@@ -50,7 +65,13 @@ def recast_weights(weights: np.ndarray, factors: Factors) -> tuple[np.ndarray, n
 
 
 def a_tilde(weights: np.ndarray, factors: Factors, effective: np.ndarray) -> float:
-    """Ã = (K/T) Σ_t τ_eff^(t) Σ_k (Θ_k^(t))² ‖a_k‖² / ‖a_k‖₁²; the published one has no τ_eff^(t)."""
+    """Ã = (K/T) Σ_t τ_eff^(t) Σ_k (Θ_k^(t))² ‖a_k‖² / ‖a_k‖₁²; the published one has no τ_eff^(t).
+
+    Args:
+        weights: Θ, [T, K].
+        factors: Of the local updates.
+        effective: τ_eff^(t), [T]; ones for the published value.
+    """
     per_round = (weights**2 * factors.squared / factors.l1**2).sum(1)
     return float(weights.shape[1] * np.mean(effective * per_round))
 
@@ -59,6 +80,10 @@ def b_tilde_parts(weights: np.ndarray, factors: Factors) -> np.ndarray:
     """(1/T) Σ_t θ_k (‖a_k‖² − a_{k,−1}²) for every k.
 
     B̃ is their sum; the published B̃ has no Σ_k, and so is one of them.
+
+    Args:
+        weights: Θ, [T, K].
+        factors: Of the local updates.
     """
     return np.asarray(weights.mean(0) * (factors.squared - factors.last**2).mean(0))
 
@@ -69,14 +94,27 @@ def c_tilde(factors: Factors) -> float:
 
 
 def d_per_l2(factors: Factors, lr: float) -> float:
-    """D/L² = 4 η² max_{t,k} ‖a_k‖₁ (‖a_k‖₁ − a_{k,−1})."""
+    """D/L² = 4 η² max_{t,k} ‖a_k‖₁ (‖a_k‖₁ − a_{k,−1}).
+
+    Args:
+        factors: Of the local updates.
+        lr: η.
+    """
     return float(4 * lr**2 * (factors.l1 * (factors.l1 - factors.last)).max())
 
 
 def conditions(
     factors: Factors, effective: np.ndarray, reach: np.ndarray, lr: float, constants: Constants
 ) -> tuple[Condition, ...]:
-    """What the derivation relies on; `reach`[T, K] is how many steps of d_k each client's model goes."""
+    """What the derivation relies on.
+
+    Args:
+        factors: Of the local updates.
+        effective: τ_eff^(t), [T].
+        reach: How many steps of d_k each client's model goes, [T, K].
+        lr: η.
+        constants: What is known of the objective.
+    """
     largest = product(float(effective.max()) * lr, constants.L)
     beta = constants.beta
     return (

@@ -1,7 +1,7 @@
 """What the theorem assumes about a run and what it says, as plain data."""
 
+import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -209,7 +209,7 @@ class Theory:
             "bound": asdict(self.bound) | {"total": self.bound.total},
             "published_bound": asdict(self.published_bound) | {"total": self.published_bound.total},
         }
-        plain: dict[str, Any] = _plain(document)
+        plain: dict[str, Any] = json.loads(json.dumps(document), parse_constant=lambda _: None)
         return plain
 
 
@@ -220,11 +220,3 @@ def product(factor: float, *constants: float | None) -> float | None:
         return None
     # A zero wins over a factor that overflowed.
     return 0.0 if 0 in known else math.prod(known, start=factor)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,67 @@
+"""A package from outside, installed beside this one: its parts are found by name, trained with and learned through."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tests" / "support" / "outside_package"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pip puts it; nothing is downloaded, and this environment stays as it is."""
+    folder = tmp_path_factory.mktemp("outside")
+    shutil.copytree(SOURCE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    quiet = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(folder / "site"), str(folder / "source")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "site"
+
+
+def python(installed: Path, *arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """With the package on the path, and without what this process already knows of entry points."""
+    path = os.pathsep.join([str(installed), str(ROOT / "src"), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_compare_and_learn_through_it(installed: Path) -> None:
+    ended = python(installed, "-m", "tests.support.check_outside_parts")
+    assert ended.returncode == 0, ended.stderr
+
+
+def typed(installed: Path, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return python(installed, "-m", "fedunfold", *arguments, "--rounds", "1", cwd=folder)
+
+
+def test_the_command_line_takes_its_parts_by_name(installed: Path, tmp_path: Path) -> None:
+    compared = ["compare", "digits-label-skew", "--methods", "fedavg,power-of-size-fedavg", "--trials", "1"]
+    compared += ["--update", "adamw:decay=0.2", "--server", "lookahead", "--format", "json"]
+    ended = typed(installed, tmp_path, *compared)
+    assert ended.returncode == 0, ended.stderr
+    names = [method["method"] for method in json.loads(ended.stdout)["methods"]]
+    assert [name.split()[0] for name in names] == ["fedavg", "power-of-size-fedavg"]
+
+    ran = ["run", "digits-label-skew", "--format", "json", "--rule"]
+    ended = typed(installed, tmp_path, *ran, "power-of-size:power=0")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["weights"] == [pytest.approx([0.2] * 5)]
+
+    ended = typed(installed, tmp_path, *ran, "power-of-sizes")
+    assert ended.returncode == 2
+    assert "did you mean 'power-of-size'?" in ended.stderr
+
+
+def test_without_it_its_names_are_unknown(tmp_path: Path) -> None:
+    ended = typed(ROOT / "src", tmp_path, "run", "digits-label-skew", "--rule", "power-of-size")
+    assert ended.returncode == 2
+    assert "unknown rule 'power-of-size'; choose one of size" in ended.stderr
