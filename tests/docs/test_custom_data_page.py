@@ -37,7 +37,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         with pytest.raises(SystemExit) as stop:
             main(shlex.split(command))
         assert stop.value.code in (0, None), (command, capsys.readouterr().err)
-    environments = {"sites", "scans", "arrays", "whole"} | ({"visits", "dealt"} if with_datasets else set())
+    environments = {"sites", "scans", "arrays", "whole"} | ({"visits", "partitioned"} if with_datasets else set())
     assert {path.stem for path in tmp_path.glob("*.toml")} == environments
     assert Path("runs/sites/weights.safetensors").exists()
     recipe = json.loads(Path("sites.columns.json").read_text(encoding="utf-8"))
