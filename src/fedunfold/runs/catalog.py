@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
@@ -178,6 +178,9 @@ def delete_run(run: RunSummary) -> list[str]:
 
     Returns:
         The names of what stays.
+
+    Raises:
+        WriteError: A file cannot be deleted.
     """
     try:
         for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
@@ -189,7 +192,9 @@ def delete_run(run: RunSummary) -> list[str]:
         if not left:
             run.path.rmdir()
     except OSError as error:
-        raise InputError(f"cannot delete the run in {run.path}: {error.strerror or error}.") from error
+        raise WriteError(
+            f"cannot delete the run in {run.path}: {error.strerror or error}; delete it by hand."
+        ) from error
     return left
 
 
