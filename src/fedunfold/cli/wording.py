@@ -9,7 +9,7 @@ FLAGS = {
         *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
         *("resume", "rounds", "test", "threads", "tie_rounds", "update_storage"),
     )
-} | {"allow_mapping": "--map", "folder": "--in"}
+} | {"allow_mapping": "--map", "aggregator": "--aggregator", "folder": "--in"}
 """The option that sets an argument, by the argument's name."""
 QUOTES = "\"'"
 _ARGUMENT = re.compile(r"`(\w+)`|`?(?<![\w:,])(\w+)=([^\s`,;()]*[^\s`,;().])`?")

@@ -94,9 +94,9 @@ def find_run(name: str, folder: Path) -> RunSummary:
     """
     path = Path(name) if len(Path(name).parts) > 1 else folder / name
     if path.resolve().parent != folder.resolve() or path.name in ("", ".."):
-        raise InputError(f"'{name}' is not in {folder}; name the folder that holds the run (`folder`).")
+        raise InputError(f"'{name}' is not in {folder}; give the folder that holds the run as `folder`.")
     if path.is_symlink():
-        raise InputError(f"{path} is a link; name the folder that holds what it leads to (`folder`).")
+        raise InputError(f"{path} is a link; give the folder that holds what it leads to as `folder`.")
     path = folder / path.name
     if not path.is_dir():
         known = [found.name for found in _run_folders(folder)]
@@ -202,7 +202,7 @@ def _run_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and _is_run(path))
     except FileNotFoundError as error:
-        raise InputError(f"there is no folder {folder}; name the one that holds the runs (`folder`).") from error
+        raise InputError(f"there is no folder {folder}; give the one that holds the runs as `folder`.") from error
     except OSError as error:
         raise InputError(f"cannot read the folder {folder}: {error.strerror}.") from error
 
