@@ -52,6 +52,13 @@ def test_five_times_the_median_is_the_least_that_is_too_large() -> None:
     assert found.log_norms[4].isnan()
 
 
+def test_norms_of_accepted_updates_come_along() -> None:
+    """For the server's optimiser, also where the engine has measured none."""
+    found = filter_updates(norms_of(1, 2, math.nan), "finite", []).report.updates
+    assert isinstance(found, OpenUpdates)
+    assert found.norms is not None and found.norms.tolist() == [1, 2]
+
+
 def test_unlike_clients_widen_the_range() -> None:
     """x = log(1, 2, 4, 8, 64): m = log 4, |x − m| = log(4, 2, 1, 2, 16), s = 1.4826 log 2, and 4 · 2^5.19 = 146."""
     assert names(filter_updates(norms_of(1, 2, 4, 8, 64), "norm", [])) == []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 
 from fedunfold.core.settings import Settings, shown
 from fedunfold.io.limits import CLIENTS, EPOCHS
@@ -27,6 +27,12 @@ Epochs = Annotated[
 ]
 
 
+def _readable(key: str) -> str:
+    if not KEY.fullmatch(key):
+        raise ValueError(f"must be 1 to 64 letters, digits, dots, dashes or underscores, got {key!r}")
+    return key
+
+
 class Client(Settings):
     """One participant of a federation.
 
@@ -39,16 +45,9 @@ class Client(Settings):
     Client(key='hospital-a', epochs=2, participation_probability=0.9)
     """
 
-    key: str
+    key: Annotated[str, AfterValidator(_readable)]
     epochs: Epochs = 1
     participation_probability: float = Field(default=1.0, ge=0, le=1)
-
-    @field_validator("key")
-    @classmethod
-    def _readable_key(cls, key: str) -> str:
-        if not KEY.fullmatch(key):
-            raise ValueError(f"must be 1 to 64 letters, digits, dots, dashes or underscores, got {key!r}")
-        return key
 
 
 def expand_counts(clients: Any) -> Any:

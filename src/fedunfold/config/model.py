@@ -4,12 +4,19 @@ import itertools
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, field_validator
+from pydantic import AfterValidator
 from torch import nn
 
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import Count, Settings
 from fedunfold.io.limits import LAYERS, PARAMETERS, WIDTH
+
+Width = Annotated[Count, AfterValidator(WIDTH.check)]
+
+
+def _not_too_deep(hidden: tuple[int, ...]) -> tuple[int, ...]:
+    LAYERS.check(len(hidden))
+    return hidden
 
 
 class ModelSpec(Settings):
@@ -24,13 +31,7 @@ class ModelSpec(Settings):
     """
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[Annotated[Count, AfterValidator(WIDTH.check)], ...] = ()
-
-    @field_validator("hidden")
-    @classmethod
-    def _not_too_deep(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        LAYERS.check(len(hidden))
-        return hidden
+    hidden: Annotated[tuple[Width, ...], AfterValidator(_not_too_deep)] = ()
 
 
 def model_factory(spec: ModelSpec, features: tuple[int, ...], classes: int) -> ModelFactory:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import tomli_w
 from numpy.typing import ArrayLike
-from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedunfold.config.client import Client, Epochs, expand_counts
 from fedunfold.config.model import ModelSpec
@@ -29,6 +29,17 @@ Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
 BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
 Value = TypeVar("Value")
 IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "model", "batch_size", "lr"}
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"must be one line that can be printed, got {shown(name)}")
+    return name
+
+
+def _known_sampler(name: str) -> str:
+    CLIENT_SAMPLERS.parse(name)
+    return name
 
 
 class OuterSchedule(Settings):
@@ -69,40 +80,22 @@ class Environment(Settings):
     (5, ('site-a', 'site-b', 'site-c', 'site-d', 'site-e'))
     """
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
     description: str = ""
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)
     seed: Natural = 0
     clients_per_round: Count | None = None
-    client_sampler: str = "uniform"
+    client_sampler: Annotated[str, AfterValidator(_known_sampler)] = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     model: ModelSpec = ModelSpec()
     data: DataSource
     partition: Partition
-    clients: tuple[Client, ...]
+    clients: Annotated[tuple[Client, ...], BeforeValidator(expand_counts)]
 
     _folder: Path = PrivateAttr(default=Path())
-
-    @field_validator("name")
-    @classmethod
-    def _printable_name(cls, name: str) -> str:
-        if not name.isprintable():
-            raise ValueError(f"must be one line that can be printed, got {shown(name)}")
-        return name
-
-    @field_validator("client_sampler")
-    @classmethod
-    def _known_sampler(cls, client_sampler: str) -> str:
-        CLIENT_SAMPLERS.parse(client_sampler)
-        return client_sampler
-
-    @field_validator("clients", mode="before")
-    @classmethod
-    def _expand_counts(cls, clients: Any) -> Any:
-        return expand_counts(clients)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -144,10 +137,10 @@ class Environment(Settings):
         path = Path(path)
         try:
             text = read_text(path, ENVIRONMENT_BYTES)
-        except FileNotFoundError as error:
-            raise InputError(f"environment file {path}: does not exist; check the path") from error
         except OSError as error:
-            raise InputError(f"environment file {path}: cannot be read ({error.strerror})") from error
+            absent = isinstance(error, FileNotFoundError)
+            reason = "does not exist; check the path" if absent else f"cannot be read ({error.strerror})"
+            raise InputError(f"environment file {path}: {reason}") from error
         except InputError as error:
             raise InputError(f"environment file {error}") from error
         return cls.parse(text, path)

@@ -90,7 +90,7 @@ class RoundInfo:
         round: t.
         layout: What the entries of a model are.
         coefficients: α_k of the clients that entered the direction, [n].
-        norms: ‖Δ_k‖ of these, [n]; None where updates are secure.
+        norms: ‖Δ_k‖ of these, [n]; None where updates are secure, or remembered from other rounds.
         num_examples: N_k of these, [n].
         num_steps: τ_k of these, [n].
     """

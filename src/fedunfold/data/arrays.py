@@ -1,4 +1,4 @@
-"""The checks every array passes on its way in, whoever brings it: a file or a caller.
+"""The checks that every array passes, whether it comes from a file or a caller.
 
 Each array comes with a name for messages, such as "x of client site-a" or "x_train in own.npz".
 """
@@ -16,7 +16,18 @@ Labels = NDArray[np.int64]
 
 
 def as_array(value: ArrayLike, name: str) -> NDArray[Any]:
-    """`value` as a numpy array; ragged lists and tensors numpy cannot read are refused by name."""
+    """A value as a numpy array.
+
+    Args:
+        value: An array, tensor or nested list.
+        name: What messages call it.
+
+    Returns:
+        The array.
+
+    Raises:
+        InputError: It is ragged, or a tensor that numpy cannot read.
+    """
     try:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -29,6 +40,15 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
 
     uint8 counts as image bytes and becomes x/255 in [0, 1]; any other number stays what it is. The two are
     not mixed, since clients on different scales would look like heterogeneous data.
+
+    Args:
+        named: The arrays by what messages call them.
+
+    Returns:
+        The checked arrays by the same names.
+
+    Raises:
+        InputError: An array cannot be used; the message names it and the row.
     """
     arrays = {name: as_array(value, name) for name, value in named.items()}
     first_name, first = next(iter(arrays.items()))
@@ -53,6 +73,7 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
 
 
 def _as_float32(array: NDArray[Any], name: str) -> Features:
+    """The array on its scale, all values finite."""
     if array.dtype == np.uint8:
         return array.astype(np.float32) / np.float32(255)
     with np.errstate(over="ignore"):  # too large for float32 becomes inf and is named below
@@ -66,7 +87,20 @@ def _as_float32(array: NDArray[Any], name: str) -> Features:
 
 
 def labels(value: ArrayLike, name: str, rows: int, classes: int | None = None) -> Labels:
-    """Labels as int64 of shape [rows], each in [0, classes) (or just ≥ 0 while C is not known yet)."""
+    """Labels as int64.
+
+    Args:
+        value: Class numbers.
+        name: What messages call them.
+        rows: How many there must be.
+        classes: Each must lie in [0, classes); without it, they must not be negative.
+
+    Returns:
+        The checked labels, [rows].
+
+    Raises:
+        InputError: They are none; the message names them.
+    """
     array = as_array(value, name)
     if array.dtype.kind not in "ui":
         raise InputError(f"{name} has type {array.dtype}; give class numbers as integers from 0.")

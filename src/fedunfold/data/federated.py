@@ -21,7 +21,14 @@ from fedunfold.io.limits import CLASSES
 class FederatedData:
     """All clients' samples in two tensors, one client after the other, and a test set none of them has.
 
-    `x[N, *features]` is float32, `y[N]` int64 in [0, classes); client k owns rows offsets[k]:offsets[k+1].
+    Attributes:
+        keys: The clients.
+        x: Samples of all clients, float32 [N, *features].
+        y: Their class numbers, int64 [N] in [0, classes).
+        offsets: Client k owns rows offsets[k]:offsets[k+1].
+        x_test: Samples of the test set.
+        y_test: Their class numbers.
+        classes: How many classes there are.
     """
 
     keys: tuple[str, ...]
@@ -43,9 +50,18 @@ class FederatedData:
         test: tuple[ArrayLike, ArrayLike],
         classes: int | None = None,
     ) -> "FederatedData":
-        """Check and join (x, y) of every client, in the mapping's order.
+        """Check and join the arrays of all clients.
 
-        Without `classes`, C is the highest label met anywhere plus one.
+        Args:
+            clients: (x, y) by client, in the order that the federation has.
+            test: (x, y) of the test set.
+            classes: The number of classes; without it, the highest label plus one.
+
+        Returns:
+            The checked data.
+
+        Raises:
+            InputError: An array cannot be used; the message names its client.
         """
         if not clients:
             raise InputError("There are no clients; give at least one with its x and y.")
@@ -53,11 +69,10 @@ class FederatedData:
         for owner, pair in owners.items():
             if len(pair) != 2:
                 raise InputError(f"{owner} has {len(pair)} arrays; give it a pair (x, y).")
-        x = features({f"x of {owner}": pair[0] for owner, pair in owners.items()})
-        rows = list(x.values())
+        x = list(features({f"x of {owner}": pair[0] for owner, pair in owners.items()}).values())
         y = [
-            labels(pair[1], f"y of {owner}", len(row), classes)
-            for (owner, pair), row in zip(owners.items(), rows, strict=True)
+            labels(pair[1], f"y of {owner}", len(rows), classes)
+            for (owner, pair), rows in zip(owners.items(), x, strict=True)
         ]
         found = classes if classes is not None else 1 + max(int(part.max()) for part in y)
         if found < 2:
@@ -65,10 +80,10 @@ class FederatedData:
         CLASSES.check(found, "The labels make too many classes: ")
         return cls(
             keys=tuple(clients),
-            x=torch.from_numpy(np.concatenate(rows[:-1])),
+            x=torch.from_numpy(np.concatenate(x[:-1])),
             y=torch.from_numpy(np.concatenate(y[:-1])),
             offsets=_offsets([len(part) for part in y[:-1]]),
-            x_test=torch.from_numpy(rows[-1].copy()),
+            x_test=torch.from_numpy(x[-1].copy()),
             y_test=torch.from_numpy(y[-1].copy()),
             classes=found,
         )
@@ -76,7 +91,7 @@ class FederatedData:
     @property
     def sizes(self) -> tuple[int, ...]:
         """N_k."""
-        return tuple(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
+        return tuple(np.diff(self.offsets).tolist())
 
     @cached_property
     def label_counts(self) -> Tensor:
@@ -99,37 +114,53 @@ class FederatedData:
         return self.x[rows], self.y[rows]
 
     def restricted(self, fraction: float, seed: int) -> "FederatedData":
-        """Each client keeps ⌈fraction · N_k⌉ of its rows, drawn by (seed, its key), in their old order."""
+        """Leave every client ⌈fraction · N_k⌉ of its rows, drawn by (seed, its key), in their old order.
+
+        Args:
+            fraction: The part that is left.
+            seed: Draws the rows.
+
+        Returns:
+            The same federation with fewer samples.
+        """
         if not 0 < fraction <= 1:
-            raise InputError(f"The fraction of data kept must lie in (0, 1], not {fraction}.")
+            raise InputError(f"The fraction of data used must lie in (0, 1], not {fraction}.")
         return self if fraction == 1 else self._with_rows(self._drawn(fraction, seed, "fraction"))
 
     def held_out(self, fraction: float, seed: int) -> "FederatedData":
-        """Each client gives up `fraction` of its rows, and these are the test set.
+        """Make a part of every client's rows the test set.
 
         For choosing among settings: the real test set stays unseen.
+
+        Args:
+            fraction: The part of each client's rows.
+            seed: Draws them.
+
+        Returns:
+            The same federation with fewer training samples and another test set.
         """
         if not 0 < fraction < 1:
             raise InputError(f"The fraction of data held out must lie in (0, 1), not {fraction}.")
-        kept = self._drawn(1 - fraction, seed, "held-out")
-        away = torch.ones(len(self.y), dtype=torch.bool)
-        away[np.concatenate(kept)] = False
-        if not bool(away.any()):
+        train = self._drawn(1 - fraction, seed, "held-out")
+        test = torch.ones(len(self.y), dtype=torch.bool)
+        test[np.concatenate(train)] = False
+        if not bool(test.any()):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
-        return replace(self._with_rows(kept), x_test=self.x[away], y_test=self.y[away])
+        return replace(self._with_rows(train), x_test=self.x[test], y_test=self.y[test])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
         drawn = []
         for key, start, size in zip(self.keys, self.offsets, self.sizes, strict=False):
-            # Rounding first: 0.1 · 30 is a hair above 3 in floating point and would keep a fourth row.
+            # Rounding first: 0.1 · 30 is a hair above 3 in floating point and would draw a fourth row.
             count = max(1, math.ceil(round(fraction * size, 9)))
             drawn.append(start + np.sort(generator(seed, purpose, key).permutation(size)[:count]))
         return drawn
 
     def _with_rows(self, rows: list[np.ndarray]) -> "FederatedData":
-        kept = torch.from_numpy(np.concatenate(rows))
-        return replace(self, x=self.x[kept], y=self.y[kept], offsets=_offsets([len(part) for part in rows]))
+        """The same with these rows of every client only."""
+        chosen = torch.from_numpy(np.concatenate(rows))
+        return replace(self, x=self.x[chosen], y=self.y[chosen], offsets=_offsets([len(part) for part in rows]))
 
 
 def _offsets(sizes: list[int]) -> tuple[int, ...]:

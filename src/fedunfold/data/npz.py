@@ -1,7 +1,7 @@
 """Reading .npz files: never unpickling anything, every failure one line that names the file and the array.
 
-What an array takes is looked at before it is made. The zip directory and the array's own header say how large it is;
-both have to agree with each other and with the bytes there are, and a small file must not unpack to a huge one.
+The size of an array is checked before it is allocated. The zip directory and the array's own header have to agree with
+each other and with the bytes in the file, and a small file must not unpack to a huge one.
 """
 
 import math
@@ -21,16 +21,28 @@ from fedunfold.io.limits import UNPACKED_BYTES
 
 UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, LookupError, MemoryError, zipfile.BadZipFile, zlib.error)
 NUMBERS, NUMBERS_AND_TEXT = "uif", "uifU"
-RATIO = 10  # what packing may save of a large file; numbers save less, and what saves more can be stored unpacked
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; others pack more tightly than a lie can be told by
+RATIO = (
+    10  # of bytes unpacked to bytes packed in a large file; numbers have less, and what has more can be stored unpacked
+)
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; others pack so tightly that the ratio shows nothing
 
 
 def read_npz(
     path: Path, wanted: Sequence[str] = (), *, optional: Sequence[str] = (), kinds: str = NUMBERS
 ) -> dict[str, NDArray[Any]]:
-    """The wanted arrays (all of them when none is named), and of the optional ones those that are there.
+    """Read arrays.
 
-    `kinds` are the numpy kinds an array may have.
+    Args:
+        path: The file.
+        wanted: The arrays that it must have; all that it has when none is named.
+        optional: Arrays that it may have.
+        kinds: The numpy kinds an array may have.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        InputError: The file or an array cannot be used; the message names it.
     """
     try:
         size = size_of(path)
@@ -51,9 +63,16 @@ def read_npz(
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether columns come first, type) of a numpy file; the numbers are what comes next.
+    """Read the header of a numpy file; the numbers come next.
 
-    ValueError where it is none: numpy's parser meets bytes of anybody's making, and raises whatever it likes.
+    Args:
+        file: Its bytes, from the beginning.
+
+    Returns:
+        Shape, whether columns come first, and type.
+
+    Raises:
+        ValueError: It is no header. numpy's parser raises anything on bytes of anybody's making.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
@@ -63,7 +82,7 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence of what an error says, fit for a line of our own."""
+    """The first sentence of an error, for a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(". ")[0][:200].rstrip(".") if lines else type(error).__name__
 
@@ -84,6 +103,7 @@ def _check_unpacked(archive: zipfile.ZipFile, path: Path, size: int) -> None:
 
 
 def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
+    """One array of the archive."""
     if name not in archive.files:
         hint = "; use the partition 'given' for arrays per client" if name == "x_train" else ""
         raise InputError(f"{path} has no {name}, only {', '.join(sorted(archive.files)) or 'nothing'}{hint}.")
@@ -95,23 +115,23 @@ def _member(archive: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
         words = "integers or floats" if kinds == NUMBERS else "numbers or text"
         raise InputError(f"{name} in {path} is not an array of {words}; save it as one.")
     if array.dtype.kind == "U" and not _is_text(array):
-        raise InputError(f"{name} in {path} has characters that there are not; save it again.")
+        raise InputError(f"{name} in {path} has characters that do not exist; save it again.")
     return array
 
 
 def _is_text(array: NDArray[Any]) -> bool:
-    """Whether every character is one: numpy takes any 32 bits for one until somebody asks for the string."""
+    """Whether every character is one: numpy takes any 32 bits for one until the string is made."""
     codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
     return int(codes.max(initial=0)) <= sys.maxunicode
 
 
 def _fills_its_member(archive: zipfile.ZipFile, name: str) -> bool:
-    """Whether there is an array of that name; ValueError where its header tells of more or less than there is."""
+    """Whether the archive has an array of that name; ValueError where its header and its size disagree."""
     if f"{name}.npy" not in archive.namelist():
         return False
     with archive.open(f"{name}.npy") as file:
         shape, _, dtype = read_header(file)
-        told, there = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size - file.tell()
-    if told != there and not dtype.hasobject:  # objects are pickled, which numpy refuses next
-        raise ValueError(f"its header tells of {told} bytes where there are {there}")
+        needed, found = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size - file.tell()
+    if needed != found and not dtype.hasobject:  # objects are pickled, which numpy refuses next
+        raise ValueError(f"its header needs {needed} bytes and it has {found}")
     return True

@@ -1,12 +1,15 @@
-"""Raw datasets: digits (comes with scikit-learn), MNIST, and a user's own .npz file."""
+"""Raw datasets: digits (comes with scikit-learn), MNIST, and .npz files with custom data."""
 
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.rng import generator
@@ -24,7 +27,14 @@ Pair = tuple[Features, Labels]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training rows to be dealt to clients, and test rows that no client gets."""
+    """Rows to be partitioned over clients, and rows that no client gets.
+
+    Attributes:
+        x_train: Training samples.
+        y_train: Their class numbers.
+        x_test: Test samples.
+        y_test: Their class numbers.
+    """
 
     x_train: Features
     y_train: Labels
@@ -55,6 +65,7 @@ def load_mnist() -> Dataset:
     """
     path = _mnist_file()
     arrays = read_npz(path, FIELDS)
+    checked: list[Any] = []
     for part, counts in (("train", MNIST_TRAIN_COUNTS), ("test", MNIST_TEST_COUNTS)):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.dtype != np.uint8 or x.size != sum(counts) * 784 or len(x) != sum(counts):
@@ -65,27 +76,38 @@ def load_mnist() -> Dataset:
         found = labels(y, f"y_{part} in {path}", len(x), 10)
         if tuple(np.bincount(found, minlength=10).tolist()) != counts:
             raise InputError(f"y_{part} in {path} is not MNIST's label counts; delete the file or replace it.")
-    pixels = {part: arrays[f"x_{part}"].reshape(-1, 784).astype(np.float32) for part in ("train", "test")}
-    return Dataset(
-        pixels["train"] / np.float32(127.5) - 1,
-        arrays["y_train"].astype(np.int64),
-        pixels["test"] / np.float32(127.5) - 1,
-        arrays["y_test"].astype(np.int64),
-    )
+        checked += [x.reshape(-1, 784).astype(np.float32) / np.float32(127.5) - 1, found]
+    return Dataset(*checked)
 
 
 def load_npz(path: Path) -> Dataset:
-    """A user's x_train, y_train, x_test, y_test; shapes stay as given, uint8 becomes x/255."""
-    arrays = read_npz(path, FIELDS)
-    x = features({f"{name} in {path}": arrays[name] for name in ("x_train", "x_test")})
-    x_train, x_test = x.values()
-    y_train = labels(arrays["y_train"], f"y_train in {path}", len(x_train))
-    y_test = labels(arrays["y_test"], f"y_test in {path}", len(x_test))
-    return Dataset(x_train, y_train, x_test, y_test)
+    """Read custom data that are not divided yet.
+
+    Args:
+        path: A file with x_train, y_train, x_test and y_test.
+
+    Returns:
+        The arrays; shapes stay as they are, uint8 becomes x/255.
+
+    Raises:
+        InputError: The file or an array cannot be used.
+    """
+    train, test = _pairs(read_npz(path, FIELDS), ("train", "test"), path).values()
+    return Dataset(*train, *test)
 
 
 def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
-    """A user's data already divided: x_<key> and y_<key> for every client, and x_test, y_test."""
+    """Read custom data that are divided already.
+
+    Args:
+        path: A file with x_<key> and y_<key> for every client, and x_test, y_test.
+
+    Returns:
+        (x, y) by client, and (x, y) of the test set.
+
+    Raises:
+        InputError: The file or an array cannot be used.
+    """
     arrays = read_npz(path)
     if "x_train" in arrays:
         raise InputError(f"{path} has x_train, so it is not divided; use another partition than 'given'.")
@@ -96,18 +118,24 @@ def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
     for name in sorted({f"{axis}_{owner}" for axis in "xy" for owner in owners} | {"x_test", "y_test"}):
         if name not in arrays:
             raise InputError(f"{path} has no {name}; it needs x_<key> and y_<key> for every client and test.")
-    x = features({f"x_{owner} in {path}": arrays[f"x_{owner}"] for owner in sorted(owners)})
-    pairs = {
-        owner: (rows, labels(arrays[f"y_{owner}"], f"y_{owner} in {path}", len(rows)))
-        for owner, rows in zip(sorted(owners), x.values(), strict=True)
-    }
+    pairs = _pairs(arrays, sorted(owners), path)
     test = pairs.pop("test")
     if not pairs:
         raise InputError(f"{path} has no client; add x_<key> and y_<key> for each.")
     return pairs, test
 
 
+def _pairs(arrays: Mapping[str, NDArray[Any]], owners: Sequence[str], path: Path) -> dict[str, Pair]:
+    """The checked x_<owner> and y_<owner> of each owner."""
+    x = features({f"x_{owner} in {path}": arrays[f"x_{owner}"] for owner in owners})
+    return {
+        owner: (rows, labels(arrays[f"y_{owner}"], f"y_{owner} in {path}", len(rows)))
+        for owner, rows in zip(owners, x.values(), strict=True)
+    }
+
+
 def _mnist_file() -> Path:
+    """Where it is, downloaded if need be."""
     folder = os.environ.get("FEDUNFOLD_DATA")
     if folder and (given := Path(folder) / "mnist.npz").exists():
         return given

@@ -69,7 +69,7 @@ class Classes:
     def number(self, labels: "Series", table: str) -> Labels:
         """The class number of each label; those of `table` that are no class of the clients are refused."""
         numbers = {name: number for number, name in enumerate(self.names)}
-        texts = labels.fillna("").astype(str)
+        texts = labels.astype(str).where(labels.notna(), "")
         found = np.array([numbers.get(self.name_of(text), -1) for text in texts], dtype=np.int64)
         for line, text in texts[found < 0].items():
             raise InputError(f"{table}, line {line}: no client has the {labels.name} {text!r}; take the row out.")

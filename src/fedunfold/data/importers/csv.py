@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
-from fedunfold.data.importers.imported import client_keys, visible_entries
+from fedunfold.data.importers.imported import client_keys
 from fedunfold.data.npz import first_line
+from fedunfold.data.vision.images import visible_entries
 from fedunfold.io.limits import LINE_BYTES
 
 if TYPE_CHECKING:

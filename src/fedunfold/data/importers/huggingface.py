@@ -27,7 +27,7 @@ from fedunfold.data.importers.partition_spec import PartitionSpec
 from fedunfold.data.npz import first_line
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 SMALLEST = 2  # rows of a client; Dirichlet draws again until every one has them
@@ -66,25 +66,20 @@ class Split:
         feature = self.rows.features[column]
         return list(feature.names) if isinstance(feature, _library("datasets").ClassLabel) else None
 
-    def texts(self, column: str, values: Sequence[Any], first: int = 1) -> "Series":
-        """Some of a column's values as texts, class numbers by their names; NaN for gaps, the index counts rows."""
-        names = self.class_names(column)
-        if names is not None:
-            values = [names[value] if value is not None and 0 <= value < len(names) else None for value in values]
-        texts = [None if value is None else str(value) for value in values]
-        index = range(first, first + len(texts))
-        return _library("pandas").Series(texts, index=index, name=column, dtype=object)
-
     def blocks(self, columns: Sequence[str], texts: Collection[str]) -> "Iterator[DataFrame]":
-        for column in columns:
-            plain = isinstance(self.rows.features[column], _library("datasets").Value)
-            if not plain and self.class_names(column) is None:
+        names = {column: self.class_names(column) for column in columns}
+        for column, named in names.items():
+            if named is None and not isinstance(self.rows.features[column], _library("datasets").Value):
                 raise InputError(f"{self.name}: column {column} holds no numbers or texts; `drop` it.")
-        step = max(1, BLOCK_CELLS // len(self.columns))
-        for start in range(0, len(self.rows), step):
-            block = self.rows[start : start + step]
-            cells = {column: self.texts(column, block[column], start + 1) for column in columns}
-            yield _library("pandas").DataFrame(cells)
+        size = max(1, BLOCK_CELLS // len(columns))
+        first = 1
+        for block in self.rows.select_columns(list(columns)).to_pandas(batch_size=size, batched=True):
+            for column, named in names.items():
+                if named is not None:
+                    block[column] = block[column].map(dict(enumerate(named)))
+            block.index = range(first, first + len(block))
+            first += len(block)
+            yield block
 
 
 @dataclass(frozen=True)
@@ -173,7 +168,9 @@ def _load(name: str) -> Any:
     path = Path(name).expanduser()
     builder = BUILDERS.get(path.suffix.lower()) if path.is_file() else None
     if path.is_file() and builder is None:
-        raise InputError(f"`dataset` {name}: is no data file; give one that ends in {', '.join(BUILDERS)}, or a folder.")
+        raise InputError(
+            f"`dataset` {name}: is no data file; give one that ends in {', '.join(BUILDERS)}, or a folder."
+        )
     builders = pkgutil.iter_modules(importlib.import_module("datasets.packaged_modules").__path__)
     if builder is None and not path.is_dir() and name in {module.name for module in builders}:
         raise InputError(f"`dataset` {name}: is a kind of file; give the path of the file or folder itself.")
@@ -215,21 +212,18 @@ def _partition(train: Split, spec: PartitionSpec, clients: int | None, label: st
 
 def _partitioner(library: Any, spec: PartitionSpec, clients: int | None, label: str, seed: int) -> Any:
     """The partitioner of flwr-datasets."""
-    by_label = {"num_partitions": clients, "partition_by": label, "seed": seed}
-    match spec.kind:
-        case "natural":
-            return library.NaturalIdPartitioner(partition_by=spec.value)
-        case "dirichlet":
-            return library.DirichletPartitioner(alpha=spec.value, min_partition_size=SMALLEST, **by_label)
-        case "shard":
-            return library.ShardPartitioner(num_shards_per_partition=spec.value, **by_label)
-        case "pathological":  # assigned in order, so that no class is left out where there is room for all
-            mode = "first-deterministic"
-            return library.PathologicalPartitioner(
-                num_classes_per_partition=spec.value, class_assignment_mode=mode, **by_label
-            )
-        case _:
-            return getattr(library, f"{spec.kind.capitalize()}Partitioner")(clients)
+    if spec.kind == "natural":
+        return library.NaturalIdPartitioner(partition_by=spec.value)
+    make = getattr(library, f"{spec.kind.capitalize()}Partitioner")
+    if spec.value is None:
+        return make(clients)
+    options = {
+        "dirichlet": {"alpha": spec.value, "min_partition_size": SMALLEST},
+        "shard": {"num_shards_per_partition": spec.value},
+        # Assigned in order, so that no class is left out where there is room for all.
+        "pathological": {"num_classes_per_partition": spec.value, "class_assignment_mode": "first-deterministic"},
+    }
+    return make(num_partitions=clients, partition_by=label, seed=seed, **options[spec.kind])
 
 
 def _import_images(
@@ -246,13 +240,13 @@ def _import_images(
     classes = Classes.of(found, label) if named is None else Classes(tuple(named), integers=False)
 
     def read(split: Split) -> Rows:
-        y = classes.number(split.texts(label, split.rows[label]), split.name)
+        labels = _library("pandas").concat(split.blocks([label], ()))[label]
         x = []
         for number, picture in enumerate(split.rows[image], 1):
             if picture is None:
                 raise InputError(f"{split.name}, row {number}: there is no {image}; take the row out.")
             x.append(transform.prepare(picture.convert("RGB")))
-        return transform.rows(np.stack(x)), y
+        return transform.rows(np.stack(x)), classes.number(labels, split.name)
 
     rows = {key: read(part) for key, part in parts.items()}
     train, tested = (rows, read(held)) if held is not None else split_off_test(rows, classes.names, test, seed)

@@ -8,16 +8,9 @@ import numpy as np
 
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.image_transform import ImageTransform
-from fedunfold.data.importers.imported import (
-    ImportedData,
-    Rows,
-    client_keys,
-    note_thin_data,
-    split_off_test,
-    visible_entries,
-)
+from fedunfold.data.importers.imported import ImportedData, Rows, client_keys, note_thin_data, split_off_test
 from fedunfold.data.vision.files import Skipped
-from fedunfold.data.vision.images import ImageFolder
+from fedunfold.data.vision.images import ImageFolder, visible_entries
 from fedunfold.data.vision.reading import read_ahead
 
 TEST = "test"

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,6 @@ class ImportedData:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
-
-
-def visible_entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name; hidden entries are left out, as file managers leave them."""
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error.strerror}).") from error
 
 
 def client_key(name: str) -> str:

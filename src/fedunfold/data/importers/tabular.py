@@ -84,12 +84,10 @@ def encode(
 def _common_columns(tables: Sequence[Table], label: str, drop: Sequence[str]) -> list[str]:
     """The feature columns in the first table's order; every table has to have the same ones."""
     first = tables[0]
-    for table in tables:
-        both = [name for name in (*first.columns, *table.columns) if name not in drop]
-        odd = next((name for name in both if (name in first.columns) != (name in table.columns)), None)
-        if odd is not None:
-            has, lacks = (first, table) if odd in first.columns else (table, first)
-            raise InputError(f"{lacks.name} has no column {odd}, which {has.name} has; add it, or `drop` it.")
+    for has, lacks in (pair for table in tables for pair in ((first, table), (table, first))):
+        for name in has.columns:
+            if name not in drop and name not in lacks.columns:
+                raise InputError(f"{lacks.name} has no column {name}, which {has.name} has; add it, or `drop` it.")
     if label not in first.columns:
         raise InputError(f"`label`: {first.name} has no column {label}, only {', '.join(first.columns)}.")
     for name in drop:
@@ -212,7 +210,9 @@ def _recipe(columns: Sequence[Column], train: "DataFrame", scaling: Scaling) -> 
         median = float(values.median()) if values.notna().any() else 0.0
         values = values.fillna(median)
         if values.abs().max() > LARGEST:
-            raise InputError(f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
+            raise InputError(
+                f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it."
+            )
         mean, scale = 0.0, 1.0
         if scaling == "standard":
             constant = values.min() == values.max()  # rounding may leave a deviation, by which a test row would explode

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+def visible_entries(folder: Path) -> list[Path]:
+    """What lies in a folder, by name; hidden entries are left out, as file managers leave them."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}).") from error
+
+
 @dataclass(frozen=True)
 class ImageFile:
     """A file in a class folder.
@@ -47,10 +55,7 @@ class ImageFolder:
         """Look for `folder`/class/…/file; hidden files and folders are left out, as file managers leave them."""
         if not folder.is_dir():
             raise InputError(f"image folder {folder}: is not a folder; check the path.")
-        try:
-            entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-        except OSError as error:
-            _refuse(error)
+        entries = visible_entries(folder)
         classes = [path for path in entries if path.is_dir()]
         if not classes:
             raise InputError(f"image folder {folder}: has no subfolder; put the images of each class in one.")
@@ -70,7 +75,7 @@ class ImageFolder:
         return cls(tuple(path.name for path in classes), tuple(files), tuple(stray))
 
     def digest(self) -> str:
-        """SHA-256 of classes, names and sizes: tells one collection from another without reading it all."""
+        """SHA-256 of classes, names and sizes, which distinguishes collections without reading all of them."""
         content = hashlib.sha256()
         for name in self.classes:
             content.update(os.fsencode(name) + b"\0")
@@ -81,7 +86,7 @@ class ImageFolder:
 
 
 def read_rgb(path: Path) -> "Image":
-    """The image as it is seen (turned as its EXIF data say), in 8-bit RGB; transparency is dropped."""
+    """The image as people see it (turned according to its EXIF data), in 8-bit RGB; transparency is dropped."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as image:

@@ -14,7 +14,15 @@ from fedunfold.data.vision.files import Features
 
 
 def unit(x: NDArray[np.float32], name: Callable[[int], str] = "row {}".format) -> NDArray[np.float32]:
-    """Every row over its root mean square, √(mean_j x_j²); a row of zeros stays one. `name` tells of which a row is."""
+    """Every row over its root mean square, x / √(mean_j x_j²).
+
+    Args:
+        x: Features [N, D].
+        name: What messages call a row.
+
+    Returns:
+        Rows of a mean square of 1; a row of zeros stays one.
+    """
     with np.errstate(over="ignore"):  # what is too large to be squared is named below
         scale = np.sqrt(np.square(x).mean(1, keepdims=True))
     finite = np.isfinite(scale)
@@ -34,9 +42,18 @@ def unit_rows(features: Features) -> Features:
 def held_out(
     y: NDArray[np.int64], classes: Sequence[str], fraction: float, seed: int, purpose: str, *parts: str
 ) -> NDArray[np.bool_]:
-    """Of the n rows of each class, `fraction`·n, rounded; which ones is drawn by (seed, purpose, class name).
+    """Draw a part of the rows of each class.
 
-    Half a row is rounded up, but a class with any rows keeps at least one.
+    Args:
+        y: Class numbers [N].
+        classes: The classes' names.
+        fraction: Of the n rows of a class, fraction·n; half a row is rounded up, but one row is always left.
+        seed: Draws them, by (seed, purpose, class name).
+        purpose: What they are drawn for.
+        *parts: What else tells the draw from others.
+
+    Returns:
+        Which rows were drawn, [N].
     """
     mask = np.zeros(len(y), dtype=bool)
     for label, name in enumerate(classes):
@@ -49,9 +66,15 @@ def held_out(
 
 
 def split(features: Features, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """The rows held out by class are for the test and the others for training; rows stay in their order.
+    """Divide features into rows to train and to test on; the draw of a class does not depend on the others.
 
-    The draw of a class does not depend on the other classes.
+    Args:
+        features: All rows.
+        test_fraction: The part of each class to test on.
+        seed: Draws it.
+
+    Returns:
+        Both parts, rows in their order.
     """
     if not 0 < test_fraction < 1:
         raise InputError(f"The test fraction must lie between 0 and 1, not {test_fraction}.")

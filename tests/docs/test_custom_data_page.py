@@ -1,4 +1,4 @@
-"""What docs/own-data.md shows works as it stands there."""
+"""What docs/custom-data.md shows works as it stands there."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ import pytest
 from fedunfold.cli import main
 from tests.support import sites
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "custom-data.md"
 COMMANDS = re.findall(r"^    fedunfold ([^\n]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         with pytest.raises(SystemExit) as stop:
             main(shlex.split(command))
         assert stop.value.code in (0, None), (command, capsys.readouterr().err)
-    environments = {"sites", "scans", "arrays", "whole"} | ({"visits", "dealt"} if with_datasets else set())
+    environments = {"sites", "scans", "arrays", "whole"} | ({"visits", "partitioned"} if with_datasets else set())
     assert {path.stem for path in tmp_path.glob("*.toml")} == environments
     assert Path("runs/sites/weights.safetensors").exists()
     recipe = json.loads(Path("sites.columns.json").read_text(encoding="utf-8"))
