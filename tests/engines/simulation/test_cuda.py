@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.base import LocalTrainer
-from fedunfold.engines.simulation.backends.cuda import CudaTrainer, is_supported, jit
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
+from fedunfold.engines.simulation.backends.cuda import jit
 from fedunfold.engines.simulation.backends.cuda.jit import HERE, SOURCES, KernelConfig, Launch, Name, shared_memory
+from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer, is_supported
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.local import sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
@@ -217,9 +219,16 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
     """What the engine passes to a launch and makes of its results."""
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
 
-    def launch(self: Backend, *parts: Any, **_: bool) -> LocalTrainer:
+    def launch(
+        self: Backend,
+        batches: DeviceBatchPlan,
+        step_sizes: Tensor,
+        outer: OuterWeights | None,
+        request: TrainRequest,
+        **_: bool,
+    ) -> LocalTrainer:
         assert isinstance(self.kernel, MLPKernel)
-        return CudaTrainer(self.kernel, self.x, self.y, *parts)
+        return CudaTrainer(self.kernel, self.y, batches, step_sizes, request.optimizer, outer, self.x)
 
     monkeypatch.setattr(Backend, "select_trainer", launch)
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):

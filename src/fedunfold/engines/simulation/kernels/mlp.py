@@ -28,7 +28,12 @@ Layer = tuple[Tensor, Tensor | None]
 
 
 class MLPKernel:
-    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases."""
+    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases.
+
+    Attributes:
+        biased: Of every layer, whether it has a bias.
+        sizes: The number of features, and that of the units of every layer.
+    """
 
     is_stochastic = False
     min_batch_size = 1
@@ -36,6 +41,7 @@ class MLPKernel:
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self.biased = [layer.bias is not None for layer in layers]
+        self.sizes = layers[0].in_features, *(layer.out_features for layer in layers)
         self.layout = ParamLayout.of(module)
 
     @staticmethod
