@@ -36,13 +36,6 @@ SUPPORT = Path(__file__).parents[2] / "support"
 MEMORY, OWN_MEMORY = "extern __shared__ __align__(16) char memory[];", "char* memory = own_memory();"
 
 
-class Emulated(Launch):
-    """A launch that needs no device."""
-
-    def __call__(self, slots: int, arguments: Sequence[Any]) -> None:
-        self.kernel((slots,), (1,), list(arguments), 0)
-
-
 @pytest.fixture
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
     """Let launches go to the kernels' source, compiled for the CPU. Gives the names of those that were launched."""
@@ -72,10 +65,10 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
         kernel = built(name, config)
         launched.append(name)
 
-        def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
+        def launch(slots: int, arguments: Sequence[Any]) -> None:
             kernel(*(_argument(argument) for argument in arguments))
 
-        return Emulated(launch, 1, 1, 0, device)
+        return launch
 
     monkeypatch.setattr(jit, "compile_kernel", compile_kernel)
     monkeypatch.setattr(jit, "shared_memory", lambda device: HOPPER)

@@ -10,7 +10,6 @@ from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
 from fedunfold.engines.simulation.backends.cpu.local_training import CpuEvaluator, CpuTrainer
 from fedunfold.engines.simulation.backends.cpu.local_training import is_supported as is_cpu_supported
-from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
 from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer
 from fedunfold.engines.simulation.backends.cuda.local_training import is_supported as is_cuda_supported
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
@@ -37,24 +36,12 @@ class Backend:
     memory_budget: int
 
     @cached_property
-    def cpu_kernel(self) -> MLPKernel | None:
-        """The kernel, if compiled code on the CPU knows it."""
+    def cpu(self) -> CpuEvaluator | None:
+        """The samples as compiled code on the CPU reads them, if it knows the kernel."""
         kernel = self.kernel
-        return kernel if isinstance(kernel, MLPKernel) and all(kernel.biased) and is_cpu_supported(self.x) else None
-
-    @cached_property
-    def rows(self) -> SparseRows:
-        """x as compiled code reads it, which relies on labels being classes."""
-        classes = self.kernel.layout.shapes[-1].numel()
-        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
-            raise ValueError(f"there are labels other than 0 to {classes - 1}.")
-        return SparseRows.from_dense(self.x)
-
-    @cached_property
-    def cpu_evaluator(self) -> CpuEvaluator | None:
-        """Reads rows at fixed parameters by compiled code, if that knows the kernel."""
-        kernel = self.cpu_kernel
-        return None if kernel is None else CpuEvaluator(kernel, self.rows, self.y, self.threads)
+        if isinstance(kernel, MLPKernel) and all(kernel.biased) and is_cpu_supported(self.x):
+            return CpuEvaluator(kernel, self.x, self.y, self.threads)
+        return None
 
     def select_trainer(
         self,
@@ -80,8 +67,8 @@ class Backend:
             whole: CpuTrainer | CudaTrainer | None = None
             if self.x.is_cuda and is_cuda_supported(kernel, batches.rows.shape[2], self.x):
                 whole = CudaTrainer(kernel, *parts, self.x)
-            elif self.cpu_kernel is not None:
-                whole = CpuTrainer(kernel, *parts, self.rows, self.threads)
+            elif self.cpu is not None:
+                whole = CpuTrainer(kernel, *parts, self.cpu.rows, self.threads)
             if whole is not None and (not backward or whole.supports_backward(self.memory_budget)):
                 return whole
         return TorchTrainer(kernel, *parts, self.x, self.memory_budget, request.curvature)

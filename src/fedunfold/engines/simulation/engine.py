@@ -49,7 +49,7 @@ def _few_threads(
 
     @wraps(function)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with threads_for(0 if self._backend.cpu_kernel else self.step_size, self._backend.threads):
+        with threads_for(0 if self._backend.cpu else self.step_size, self._backend.threads):
             return function(self, *args, **kwargs)
 
     return run
@@ -111,10 +111,8 @@ class SimulatedFederation:
         self._backend = Backend(kernel, x, y, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
-        self.clients: Sequence[ClientInfo] = tuple(
-            ClientInfo(key, size, tuple(counts.tolist()))
-            for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
-        )
+        label_counts = map(tuple, data.label_counts.tolist())
+        self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, label_counts))
         self.step_size = self._sampler.max_rows * len(self.clients) * self.layout.num_params
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
         class_weights = self._evaluator.class_weights

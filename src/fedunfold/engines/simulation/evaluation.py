@@ -78,7 +78,7 @@ class Evaluator:
     def outer(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         backend = self._backend
-        if loss.is_cross_entropy and (compiled := backend.cpu_evaluator) is not None:
+        if loss.is_cross_entropy and (compiled := backend.cpu) is not None:
             return compiled.outer(model, rows, coefficients)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
@@ -89,7 +89,7 @@ class Evaluator:
         backend = self._backend
         rows = np.arange(len(self.y), dtype=np.int32) if rows is None else rows
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
-        if (compiled := backend.cpu_evaluator) is not None and _is_finite(model):
+        if (compiled := backend.cpu) is not None and _is_finite(model):
             return compiled.predict(model, rows)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):

@@ -16,6 +16,8 @@ from fedunfold.core.params import ParamLayout
 
 Parameters = list[Tensor]
 Pullback = Callable[[Tensor, Parameters], None]
+OuterSlope = Callable[[Tensor], Tensor] | None
+"""From logits to ∂ℓ^out/∂logits; None where there is no outer loss."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +51,20 @@ class Kernel(Protocol):
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Logits [L, B, C] alone."""
-        ...
 
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         """Logits [L, B, C], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
 
         `into` may be the parameters themselves: an update in place, after which the function is spent.
         """
-        ...
 
     def apply_hvp_(
-        self,
-        parameters: Parameters,
-        adjoint: Parameters,
-        batch: Batch,
-        curvature: Tensor,
-        outer_slope: Callable[[Tensor], Tensor] | None,
+        self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
         """In place: p ← p − (Σ_i u_i ∇²ce_i(w)) p + Σ_i ε_iᵀ ∂z_i/∂w.
 
         u [L, B] is `curvature`; ε [L, B, C] is `outer_slope(logits)`, nothing where that is None.
         """
-        ...
 
 
 def flatten(parameters: Parameters) -> Tensor:

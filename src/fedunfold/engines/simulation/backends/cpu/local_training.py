@@ -140,15 +140,23 @@ class CpuEvaluator:
 
     Attributes:
         kernel: The stack of linear layers.
-        rows: The data.
+        x: The data.
         y: Their labels.
         threads: How many threads may be used.
     """
 
     kernel: MLPKernel
-    rows: SparseRows
+    x: Tensor
     y: Tensor
     threads: int
+
+    @cached_property
+    def rows(self) -> SparseRows:
+        """x as compiled code reads it, which relies on labels being classes."""
+        classes = self.kernel.sizes[-1]
+        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
+            raise ValueError(f"there are labels other than 0 to {classes - 1}.")
+        return SparseRows.from_dense(self.x)
 
     def outer(self, model: Tensor, chosen: np.ndarray, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ce_i(w) over chosen rows, and its gradient.

@@ -12,7 +12,7 @@ budget, otherwise in √S segments from √S checkpoints, so that memory grows w
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedunfold.core.task import cross_entropy
 from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.torch.stepping import Iterate, ProximalStepping, StatefulStepping, Stepping
-from fedunfold.engines.simulation.kernels.base import Batch, Parameters, flatten, unflatten, views
+from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, flatten, unflatten, views
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TorchTrainer(LocalTrainer):
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
         """dL/dw^(t) through every slot, given dL/dw_k."""
         stepping = self._stepping(start)
-        stepping.start_backward(adjoint)
+        stepping.start_backward(unflatten(adjoint, self._shapes))
         for step, iterate in self._iterates_in_reverse(stepping):
             batch, means = self._minibatch(step)
             stepping.backward_step_(iterate, batch, means, self._outer_slope(batch, means))
@@ -127,7 +127,7 @@ class TorchTrainer(LocalTrainer):
                 pullback(outer_slope * coefficients, [p[:live] for p in met.outer_gradients])
         stepping.step_(iterate, slope, means, pullback)
 
-    def _outer_slope(self, batch: Batch, means: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def _outer_slope(self, batch: Batch, means: Tensor) -> OuterSlope:
         outer = self.path_outer
         if outer is None:
             return None
