@@ -8,17 +8,23 @@
 Names are loaded when first used, so that importing the package costs next to nothing.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedunfold.version import VERSION as __version__
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the list of public names, which is read below too
     from fedunfold import plotting as plot
     from fedunfold import server as server
     from fedunfold.aggregation import krum as krum
     from fedunfold.aggregation import median as median
     from fedunfold.aggregation import trimmed_mean as trimmed_mean
+    from fedunfold.api import compare as compare
+    from fedunfold.api import learn_weights as learn_weights
+    from fedunfold.api import run as run
+    from fedunfold.api import trained_module as trained_module
     from fedunfold.config import Client as Client
     from fedunfold.config import Environment as Environment
     from fedunfold.config import ModelSpec as ModelSpec
@@ -50,88 +56,28 @@ if TYPE_CHECKING:
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
     from fedunfold.tracking.callback import Callback as Callback
-    from fedunfold.training.compare import compare as compare
-    from fedunfold.training.compare import run as run
-    from fedunfold.training.compare import trained_module as trained_module
     from fedunfold.training.comparison import Comparison as Comparison
-    from fedunfold.training.learn import learn_weights as learn_weights
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
     from fedunfold.training.methods import method_names as method_names
     from fedunfold.unfolding.learner import Learning as Learning
 
+_listed = next(node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
 _HOMES = {
-    "config": (
-        "Client",
-        "Environment",
-        "ModelSpec",
-        "bundled",
-        "environment",
-    ),
-    "core.algorithm": ("Algorithm",),
-    "core.errors": (
-        "DivergenceError",
-        "FedunfoldError",
-        "InputError",
-    ),
-    "core.messages": (
-        "ClientUpdates",
-        "RejectedUpdate",
-    ),
-    "core.parts": ("RoundDecision",),
-    "aggregation": (
-        "krum",
-        "median",
-        "trimmed_mean",
-    ),
-    "local": (
-        "accumulated",
-        "momentum",
-        "nova",
-        "prox",
-        "sgd",
-    ),
-    "server": (
-        "adagrad",
-        "adam",
-        "yogi",
-    ),
-    "rules.dr": ("dr",),
-    "rules.fedadp": ("fedadp",),
-    "rules.fedfa": ("fedfa",),
-    "rules.fixed": ("fixed",),
-    "rules.learned": ("LearnedWeights",),
-    "rules.rule": ("rule",),
-    "rules.size": ("size",),
-    "rules.uniform": ("uniform",),
-    "training.compare": (
-        "compare",
-        "run",
-        "trained_module",
-    ),
-    "training.comparison": ("Comparison",),
-    "training.learn": ("learn_weights",),
-    "core.run_result": ("RunResult",),
-    "training.methods": (
-        "Method",
-        "method",
-        "method_names",
-    ),
-    "tracking.callback": ("Callback",),
-    "engines.simulation.engine": ("SimulatedFederation",),
-    "unfolding.learner": ("Learning",),
+    str(alias.asname): (str(line.module), alias.name)
+    for line in _listed.body
+    if isinstance(line, ast.ImportFrom)
+    for alias in line.names
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = ["__version__", "plot", "server", *_HOME_OF]
+__all__ = ["__version__", "plot"]  # which have other names at home
+__all__ += [name for name in _HOMES if name not in __all__]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("plot", "server"):
-        return import_module("fedunfold.plotting" if name == "plot" else "fedunfold.server")
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module 'fedunfold' has no attribute '{name}'")
-    value = getattr(import_module(f"fedunfold.{_HOME_OF[name]}"), name)
+    home, own = _HOMES[name]
+    value = import_module(f"{home}.{own}") if home == __name__ else getattr(import_module(home), own)
     globals()[name] = value  # also past the submodule of the same name, which importing it puts here
     return value
 
