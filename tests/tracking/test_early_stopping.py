@@ -9,10 +9,9 @@ import fedunfold as fu
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.tracking import CallbackList
-from fedunfold.tracking.callback import Callback, OuterStepRelay
+from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.early_stopping import EarlyStopping
 from tests.support.federations import tiny
-from tests.support.run_records import learned
 
 
 def stops(stopping: Callback, losses: list[float], method: str = "fedavg", trial: int = 0) -> list[bool | None]:
@@ -111,14 +110,22 @@ def test_trials_of_a_comparison_stop_each_at_its_own_round() -> None:
 
 
 def test_learning_inside_a_comparison_can_be_stopped() -> None:
+    started: list[str] = []
+
     class Impatient(Callback):
+        def on_start(self, settings: Any) -> None:
+            started.append(settings["command"])
+
         def on_outer_step(self, method: str, so_far: Any, iterations: int) -> bool:
             return method == "duw-fedavg" and len(so_far.losses) == 2
 
-    outer = CallbackList(Impatient())
-    assert OuterStepRelay(outer, "duw-fedavg").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
-    assert not OuterStepRelay(outer, "fedunfold").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
-    assert not OuterStepRelay(outer, "duw-fedavg").on_round_end("learned", 0, 0, Evaluation(0.5, 1.0))
+    learning, both = fu.Learning(iterations=3), ["duw-fedavg", "fedunfold"]
+    stopped, whole = fu.compare(tiny(), both, trials=1, learning=learning, callback=Impatient()).methods
+    assert stopped.learned is not None
+    assert len(stopped.learned.losses) == 2
+    assert whole.learned is not None
+    assert len(whole.learned.losses) == 3
+    assert started == ["compare"]
 
 
 def test_a_callback_that_fails_does_not_stop_training() -> None:

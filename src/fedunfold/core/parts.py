@@ -204,6 +204,9 @@ class RoundDecision:
         weights: Θ [K] on the simplex.
         step: s ≥ 0.
         momentum: β, 0 ≤ β < 1.
+
+    >>> RoundDecision(torch.tensor([0.5, 0.5]), step=0.5).momentum
+    0.0
     """
 
     weights: Tensor

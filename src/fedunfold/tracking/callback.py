@@ -145,21 +145,6 @@ class CallbackList(Callback):
         return stop
 
 
-class OuterStepRelay(Callback):
-    """Passes on the outer steps of weights that a comparison learns, under their method's name, and nothing else.
-
-    Args:
-        outer: The comparison's callback.
-        method: The method's name.
-    """
-
-    def __init__(self, outer: Callback, method: str) -> None:
-        self._outer, self._method = outer, method
-
-    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool | None:
-        return self._outer.on_outer_step(self._method, so_far, iterations)
-
-
 @contextmanager
 def callback_scope(callback: Callback | None, settings: Mapping[str, Any]) -> Iterator[CallbackList]:
     """Around the work: `on_start` before it and `on_end` after it, however it ends.
