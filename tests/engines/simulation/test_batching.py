@@ -125,7 +125,7 @@ def test_what_was_drawn_ahead_is_not_drawn_again_and_is_for_those_clients_alone(
     env = tiny(participation_probability=0.6)
     sampler = BatchSampler(env, env.load(), torch.device("cpu"), torch.float64)
     shares = sampler.slices(1)
-    first, second = ([(sampler.rng(run, 1), own) for own in shares] for run in ("trial-0", "trial-1"))
+    first, second = ([(RoundRng(sampler.seed, run, 1), own) for own in shares] for run in ("trial-0", "trial-1"))
     sampler.draw_ahead(first)
     sampler.upload_ahead()
     ahead = sampler.batches(list(first))

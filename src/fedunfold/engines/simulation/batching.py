@@ -143,7 +143,7 @@ class BatchSampler:
         self.batch_size, self.sizes = environment.batch_size, np.array(data.sizes)
         self.max_rows = min(environment.batch_size, max(data.sizes))
         self._data, self._device, self._dtype, self._threads = data, device, dtype, threads
-        self._seed, self._clients_per_round = environment.seed, environment.clients_per_round
+        self.seed, self._cohort_size = environment.seed, environment.clients_per_round
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
         self._probabilities = [client.participation_probability for client in environment.clients]
         self._epochs = [client.epochs for client in environment.clients]
@@ -151,15 +151,9 @@ class BatchSampler:
         self._ahead: tuple[Clients, BatchPlan] | None = None
         self._uploaded: DeviceBatchPlan | None = None
 
-    def rng(self, run: str, t: int) -> RoundRng:
-        """The randomness of a round."""
-        return RoundRng(self._seed, run, t)
-
     def participation(self, rng: RoundRng) -> Participation:
         """Who takes part in a round."""
-        return rng.participation(
-            self._data.keys, self._probabilities, self.sizes, self._clients_per_round, self._sampler
-        )
+        return rng.participation(self._data.keys, self._probabilities, self.sizes, self._cohort_size, self._sampler)
 
     def slices(self, t: int) -> list[ClientSlice]:
         """All clients' rows in round t, made once for all runs that are in it."""

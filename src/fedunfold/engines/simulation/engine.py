@@ -238,13 +238,13 @@ class SimulatedFederation:
             self._check_divergence(finite, context)
             context, result = context.accept(finite), result.select(torch.from_numpy(finite))
         # Buffers are no part of a step's norm.
-        norms = None if self.layout.num_buffer_entries else result.numbers[2]
+        norms = result.numbers[2] if len(context.clients) and not self.layout.num_buffer_entries else None
         losses, outer = absent
         outer_terms = (0.0, None) if outer is None else (self._finite(outer[0], context), outer[1])
         return ClientUpdates(
             round=request.round,
             client_ids=self.data.keys,
-            num_examples=torch.tensor(self.data.sizes, dtype=torch.float64),
+            num_examples=torch.tensor(self._sampler.sizes, dtype=torch.float64),
             participated=torch.from_numpy(context.participating),
             num_steps=torch.from_numpy(np.where(context.participating, context.steps, 0)),
             updates=OpenUpdates(torch.from_numpy(context.clients), result.updates, norms),
@@ -277,20 +277,18 @@ class SimulatedFederation:
     def _finite(self, outer_loss: Tensor, context: RoundContext) -> float:
         loss = float(outer_loss)
         if not math.isfinite(loss):
-            raise DivergenceError(
-                f"round {context.request.round}: the outer loss of the shared model is not finite; lower the learning "
-                f"rate (now {self.lr})."
-            )
+            raise self._divergence("the outer loss of the shared model is not finite", context)
         return loss
 
     def _check_divergence(self, finite: np.ndarray, context: RoundContext) -> None:
         """One client that diverges is rejected; where nobody is left, it is the training that diverges."""
         if not finite.any():
             others = f" and whoever else participated ({len(finite) - 1})" if len(finite) > 1 else ""
-            raise DivergenceError(
-                f"round {context.request.round}: client '{self.data.keys[int(context.clients[0])]}'{others} "
-                f"{NOT_FINITE}; lower the learning rate (now {self.lr})."
-            )
+            first = self.data.keys[int(context.clients[0])]
+            raise self._divergence(f"client '{first}'{others} {NOT_FINITE}", context)
+
+    def _divergence(self, what: str, context: RoundContext) -> DivergenceError:
+        return DivergenceError(f"round {context.request.round}: {what}; lower the learning rate (now {self.lr}).")
 
 
 def _checked(model: object) -> ModelFactory | None:

@@ -48,7 +48,7 @@ class RoundContext:
         cls, request: TrainRequest, sampler: BatchSampler, lr: float, taking_part: Participation | None = None
     ) -> "RoundContext":
         """The round of a request, with those who are drawn for it, or with others."""
-        rng = sampler.rng(request.run, request.round)
+        rng = RoundRng(sampler.seed, request.run, request.round)
         taking_part = sampler.participation(rng) if taking_part is None else taking_part
         cohort, participating = taking_part.cohort, taking_part.participating
         slices = sampler.slices(request.round)

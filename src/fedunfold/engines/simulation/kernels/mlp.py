@@ -54,9 +54,8 @@ class MLPKernel:
             return False
         if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
             layers = layers[1:]
-        return len(layers) % 2 == 1 and all(
-            type(layer) is (nn.Linear if i % 2 == 0 else nn.ReLU) for i, layer in enumerate(layers)
-        )
+        kinds: list[type] = [type(layer) for layer in layers]
+        return kinds == [nn.Linear, *[nn.ReLU, nn.Linear] * (len(kinds) // 2)]
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self._forward(self._layers(parameters), batch)[1]

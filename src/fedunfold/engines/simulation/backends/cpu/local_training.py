@@ -99,7 +99,7 @@ class CpuTrainer(LocalTrainer):
             rows=batch_size,
             threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
-            outer_on_path=self.path_outer is not None,
+            outer_on_path=outer is not None and not outer.loss.only_final,
             mu=self.optimizer.fused_mu,
             sizes=self._sizes.ctypes.data,
             x=self._pointer(rows.values, samples, features),

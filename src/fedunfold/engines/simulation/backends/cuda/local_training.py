@@ -69,10 +69,9 @@ class CudaTrainer(LocalTrainer):
         on_tensor_cores = not saves_activations and self._uses_tensor_cores(config, slots)
         name: jit.Name = "forward_tensor_cores" if on_tensor_cores else "forward"
         losses = start.new_empty(2, slots, config.loss_sums(name))
-        sums_to, scratch = start, start  # where there is nothing to sum up, neither is read
-        if gradients is not None:
-            sums_to, scratch = gradients, start.new_zeros(slots * config.scratch)
-        arguments = [*self._inputs, to, start, *losses, sums_to, scratch, slots, float(self.optimizer.fused_mu or 0)]
+        # Where there is nothing to sum up, neither is read.
+        into = (start, start) if gradients is None else (gradients, start.new_zeros(slots * config.scratch))
+        arguments = [*self._inputs, to, start, *losses, *into, slots, float(self.optimizer.fused_mu or 0)]
         jit.compile_kernel(name, config, self.x.device)(slots, arguments)
         torch.sum(losses, 2, out=sums.losses)
         if self.path_outer is None:
