@@ -112,12 +112,13 @@ def _trainable(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _running_statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers of layers that keep them under the names torch's normalisation layers use."""
-    return {
-        name: buffer
-        for name, buffer in module.named_buffers()
-        if name.rpartition(".")[2] in ("running_mean", "running_var")
-    }
+    """Buffers under the names that torch's normalisation layers use."""
+    return {name: buffer for name, buffer in module.named_buffers() if is_running_statistic(name)}
+
+
+def is_running_statistic(name: str) -> bool:
+    """Whether a buffer has one of the names that torch's normalisation layers use for their running statistics."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def fingerprint(tensor: Tensor) -> str:

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from fedunfold.aggregation.screening import NOT_USABLE, is_usable
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import (
-    ClientInfo,
-    ClientMetrics,
-    ClientUpdates,
-    Metric,
-    OpenUpdates,
-    OuterTerms,
-    TrainRequest,
-)
+from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUpdates, OuterTerms, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation
 from fedunfold.engines.flower.schema import Arrays, ClientReply, MessageType
+
+FIXED: Mapping[MessageType, tuple[tuple[str, ...], frozenset[str]]] = {
+    "vjp": (("adjoint",), frozenset()),
+    "outer_loss": (("gradient",), frozenset({"outer_loss"})),
+    "evaluate": ((), frozenset({"loss", "accuracy"})),
+    "inner_products": ((), frozenset({"inner_product"})),
+}
+"""Arrays and numbers of replies that have the same ones whatever the round requires."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,17 @@ def expected_reply(message_type: MessageType, request: TrainRequest, *, trains: 
         request: What is requested of the round.
         trains: Whether it trains in it, or counts as absent.
     """
-    vector = request.model
-    if message_type == "vjp":
-        return ExpectedReply({"adjoint": vector})
-    if message_type == "evaluate":
-        return ExpectedReply({}, frozenset({"loss", "accuracy"}))
-    if message_type == "outer_loss":
-        return ExpectedReply({"gradient": vector}, frozenset({"outer_loss"}))
-    if message_type == "inner_products":
-        return ExpectedReply({}, frozenset({"inner_product"}))
-    arrays = {}
-    if trains:
-        arrays["updates"] = vector
-        if "gradients" in request.required_metrics:
-            arrays["gradients"] = vector
-    if request.outer_along_path is not None and (request.path_gradient or not trains):
-        arrays["outer_gradient"] = vector
+    model = request.model
+    if message_type in FIXED:
+        fixed, numbers = FIXED[message_type]
+        return ExpectedReply(dict.fromkeys(fixed, model), numbers)
     numbers = frozenset({"outer_loss", *request.required_metrics}) - {"gradients"}
-    return ExpectedReply(
-        {} if message_type == "measure" else arrays, numbers, frozenset() if trains else frozenset({"accuracy"})
-    )
+    may_be_nan = frozenset[str]() if trains else frozenset({"accuracy"})
+    names = {"updates", *request.required_metrics & {"gradients"}} if trains else set()
+    if request.outer_along_path is not None and (request.path_gradient or not trains):
+        names.add("outer_gradient")
+    arrays = dict.fromkeys(() if message_type == "measure" else names, model)
+    return ExpectedReply(arrays, numbers, may_be_nan)
 
 
 def is_possible(name: str, value: float) -> bool:
@@ -94,71 +85,54 @@ def is_possible(name: str, value: float) -> bool:
 
 def merge_replies(
     request: TrainRequest,
-    clients: Sequence[ClientInfo],
+    num_examples: Mapping[str, int],
     participation: Participation,
-    num_steps: np.ndarray,
     replies: Mapping[str, ClientReply],
-    rejected: Mapping[str, str],
     layout: ParamLayout,
+    num_steps: np.ndarray | int = 0,
+    rejected: Mapping[str, str] | None = None,
 ) -> ClientUpdates:
     """The updates of a round: those who were to participate and replied did.
 
     Args:
         request: What was requested of the round.
-        clients: All K clients.
+        num_examples: N_k of all K clients, by their ids.
         participation: Who was sampled, and who of these was to train.
-        num_steps: τ_k of each client that trains, [K].
         replies: By client.
-        rejected: Whose replies were rejected, and why.
         layout: What the entries of a model are.
+        num_steps: τ_k of each client that trains, [K]; 0 where unknown.
+        rejected: Whose replies were rejected, and why.
     """
-    client_ids = tuple(client.client_id for client in clients)
-    participated = participation.participating & np.array([client_id in replies for client_id in client_ids])
-    trained = [client_ids[k] for k in np.flatnonzero(participated)]
-    numbers = {client_id: reply.metrics for client_id, reply in replies.items()}
+    client_ids = tuple(num_examples)
+    replied = np.array([client_id in replies for client_id in client_ids], dtype=bool)
+    participated = participation.participating & replied
+    clients = np.flatnonzero(participated)
+    trained = [client_ids[k] for k in clients]
 
     def rows(name: str) -> Tensor:
         found = [replies[key].arrays[name] for key in trained if name in replies[key].arrays]
         return torch.stack(found) if found else request.model.new_empty(0, len(request.model))
 
+    def column(name: Metric) -> Tensor | None:
+        """What clients reported, where it is required; NaN for those who reported nothing."""
+        if name not in request.required_metrics:
+            return None
+        found = [replies[key].metrics[name] if key in replies else math.nan for key in client_ids]
+        return torch.tensor(found, dtype=torch.float64)
+
+    gradients = rows("gradients") if "gradients" in request.required_metrics else None
     return ClientUpdates(
         round=request.round,
         client_ids=client_ids,
-        num_examples=torch.tensor([client.num_examples for client in clients], dtype=torch.float64),
+        num_examples=torch.tensor(list(num_examples.values()), dtype=torch.float64),
         participated=torch.from_numpy(participated),
         num_steps=torch.from_numpy(np.where(participated, num_steps, 0)),
-        updates=OpenUpdates(torch.from_numpy(np.flatnonzero(participated)), rows("updates")),
+        updates=OpenUpdates(torch.from_numpy(clients), rows("updates")),
         cohort=torch.from_numpy(participation.cohort),
-        metrics=client_metrics(request.required_metrics, client_ids, numbers, rows("gradients")),
-        outer=_outer_terms(request, replies, trained),
+        metrics=ClientMetrics(column("loss"), column("start_loss"), column("accuracy"), gradients),
+        outer=OuterTerms() if request.outer is None else _outer_terms(request, replies, trained),
         layout=layout,
-        rejected=rejected,
-    )
-
-
-def client_metrics(
-    required: frozenset[Metric],
-    client_ids: Sequence[str],
-    numbers: Mapping[str, Mapping[str, float]],
-    gradients: Tensor,
-) -> ClientMetrics:
-    """What clients reported beside their updates, where it is required; NaN for those who reported nothing.
-
-    Args:
-        required: What is required.
-        client_ids: All K clients.
-        numbers: What each reported, by client and metric.
-        gradients: Sums of local gradients of those who trained, [P, d].
-    """
-
-    def column(name: Metric) -> Tensor | None:
-        if name not in required:
-            return None
-        found = [numbers[key][name] if key in numbers else math.nan for key in client_ids]
-        return torch.tensor(found, dtype=torch.float64)
-
-    return ClientMetrics(
-        column("loss"), column("start_loss"), column("accuracy"), gradients if "gradients" in required else None
+        rejected=rejected or {},
     )
 
 
@@ -171,12 +145,12 @@ def _outer_terms(request: TrainRequest, replies: Mapping[str, ClientReply], trai
         found = [reply.arrays["outer_gradient"] for reply in some if "outer_gradient" in reply.arrays]
         return torch.stack(found) if found else None
 
-    own, others = gradients(apart), gradients(summed)
+    losses, others = [reply.metrics["outer_loss"] for reply in apart], gradients(summed)
     return OuterTerms(
         sum(reply.metrics["outer_loss"] for reply in summed),
         None if others is None else others.sum(0),
-        torch.tensor([reply.metrics["outer_loss"] for reply in apart], dtype=torch.float64) if apart else None,
-        own,
+        torch.tensor(losses, dtype=torch.float64) if losses else None,
+        gradients(apart),
     )
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, OuterLossResult, OuterTerms, TrainRequest
-from fedunfold.core.participation import Participation
-from fedunfold.engines.flower.replies import expected_reply, merge_replies
+from fedunfold.engines.flower.replies import expected_reply
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.secagg.protocol import SummedMessage
 from fedunfold.engines.flower.secagg.server import Exchange, SumProtocol, SumResult, SumTerm
@@ -63,38 +62,38 @@ class SecureFederation(RemoteFederation):
         """Σ_k c_k (w_k − w^(t)) over these clients, or those of them that get through."""
         terms: dict[str, Term] = dict.fromkeys(client_ids, ("train", "updates"))
         weight_of = dict(zip(client_ids, weights, strict=True))
-        return self._sum(request, terms, self._participation(request), weights=weight_of)
+        return self._sum(request, terms, weights=weight_of)
 
     def inner_products(self, request: TrainRequest, client_ids: Sequence[str], vector: Tensor) -> dict[str, float]:
         """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
         adjoints = dict.fromkeys(client_ids, vector)
-        participation = self._participation(request)
-        replies = self._request("inner_products", request, client_ids, participation, adjoints=adjoints)
+        replies = self._request("inner_products", request, client_ids, adjoints=adjoints)
         return {client_id: reply.metrics["inner_product"] for client_id, reply in replies.items()}
 
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
         _refuse_single_vectors(request)
-        participation, rejected = self._participation(request), dict[str, str]()
-        recipients = self._recipients(request, participation)
+        recipients, rejected = self._recipients(request), dict[str, str]()
         along_path, gradient = request.outer_along_path is not None, None
         replies: Mapping[str, ClientReply]
         if along_path and request.path_gradient and recipients:
-            found = self._sum(request, dict.fromkeys(recipients, OUTER_GRADIENT), participation)
+            found = self._sum(request, dict.fromkeys(recipients, OUTER_GRADIENT))
             replies, gradient = found.replies, self._vector(found)
         else:
-            replies = self._request("measure", request, recipients, participation, rejected=rejected)
-        steps = self._num_steps(request.round)
-        report = merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
+            replies = self._request("measure", request, recipients, rejected=rejected)
+        report = self._merge(request, replies, rejected)
         if along_path and not request.path_gradient:
-            absent = [client_id for client_id in self._named(participation.absent) if client_id in replies]
+            absent = self._named(self._participation(request).absent)
+            absent = [client_id for client_id in absent if client_id in replies]
             if bool(report.participated.any()):
                 # In one sum with the others' part of the adjoint: few are absent, and a sum of few hides little.
                 self._pending[request.run, request.round] = absent
             elif absent:
-                gradient = self._vector(self._sum(request, dict.fromkeys(absent, OUTER_GRADIENT), participation))
-        updates = SecureUpdates(self, _update_alone(request), torch.nonzero(report.participated).flatten())
+                gradient = self._vector(self._sum(request, dict.fromkeys(absent, OUTER_GRADIENT)))
+        # The same local training, with nothing reported beside the update.
+        alone = replace(request, required_metrics=frozenset(), outer=None, path_gradient=False)
+        updates = SecureUpdates(self, alone, torch.nonzero(report.participated).flatten())
         return replace(report, outer=OuterTerms(report.outer.loss, gradient), updates=updates)
 
     def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
@@ -102,13 +101,13 @@ class SecureFederation(RemoteFederation):
         terms: dict[str, Term] = dict.fromkeys(trained, ("vjp", "adjoint"))
         terms |= dict.fromkeys(self._pending.pop((request.run, request.round), ()), OUTER_GRADIENT)
         rows = dict(zip(trained, adjoints, strict=True))
-        found = self._sum(request, terms, self._participation(request), adjoints=rows)
+        found = self._sum(request, terms, adjoints=rows)
         self._warn_of_missing(request, list(terms), found.replies)
         return self._vector(found)
 
     def _outer_loss(self, request: TrainRequest) -> OuterLossResult:
         terms: dict[str, Term] = dict.fromkeys(self._client_ids, ("outer_loss", "gradient"))
-        found = self._sum(request, terms, self._everybody)
+        found = self._sum(request, terms)
         loss = sum(reply.metrics["outer_loss"] for reply in found.replies.values())
         return OuterLossResult(loss, self._vector(found))
 
@@ -118,19 +117,20 @@ class SecureFederation(RemoteFederation):
         self,
         request: TrainRequest,
         terms: Mapping[str, Term],
-        participation: Participation,
         *,
         weights: Mapping[str, float] | None = None,
         adjoints: Mapping[str, Tensor] | None = None,
     ) -> SumResult:
         """The sum over clients of what each is to compute, times its weight."""
         masked = {"masked": torch.empty(len(request.model), dtype=torch.int64)}
-        messages = self._messages(request, list(terms), participation, adjoints)
+        # All terms of a sum belong to a round, or all to the final evaluation.
+        first, _ = next(iter(terms.values()), OUTER_GRADIENT)
+        messages = self._messages(first, request, list(terms), adjoints)
         parts = {}
         for client_id, (message_type, array) in terms.items():
             instruction, arrays = messages[client_id]
             expected = replace(expected_reply(message_type, request, trains=instruction.trains), arrays=masked)
-            weight = 1.0 if weights is None else weights[client_id]
+            weight = (weights or {}).get(client_id, 1.0)
             parts[client_id] = SumTerm(message_type, array, instruction, arrays, expected.check, weight)
         return SumProtocol(self._exchange, self.failures, f"round {request.round}").run(parts)
 
@@ -212,11 +212,6 @@ class SecureSum:
         if bool(weight > 0):
             products[missing] = (float(self.total @ vector) - self.coefficients @ products) / weight
         return products
-
-
-def _update_alone(request: TrainRequest) -> TrainRequest:
-    """The same local training, with nothing reported beside the update."""
-    return replace(request, required_metrics=frozenset(), outer=None, path_gradient=False)
 
 
 def _refuse_single_vectors(request: TrainRequest) -> None:

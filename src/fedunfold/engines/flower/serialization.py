@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import ParamLayout
+from fedunfold.core.params import ParamLayout, is_running_statistic
 from fedunfold.data.npz import read_header
 
 Shape = tuple[int, ...]
@@ -25,25 +25,20 @@ Shape = tuple[int, ...]
 
 def read_array(array: Array, name: str) -> np.ndarray:
     """A plain numeric array of at most 8 bytes a number, in this machine's byte order."""
+    file = io.BytesIO(array.data)
     try:
-        shape, dtype, begin = _header(array.data)
+        shape, columns_first, dtype = read_header(file)
     except ValueError as error:
         raise InputError(f"has an array '{name}' that cannot be read") from error
+    begin = file.tell()
+    if columns_first and len(shape) > 1:
+        raise InputError(f"has an array '{name}' that cannot be read, in Fortran order")
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise InputError(f"has an array '{name}' of type {dtype}")
     if prod(shape) * dtype.itemsize != len(array.data) - begin:
         raise InputError(f"has an array '{name}' of other length than its shape {list(shape)} says")
     values = np.frombuffer(array.data, dtype, prod(shape), begin).reshape(shape)
     return values.astype(dtype.newbyteorder("="))
-
-
-def _header(data: bytes) -> tuple[Shape, np.dtype[Any], int]:
-    """(shape, type, where the numbers begin) of a numpy file in C order."""
-    file = io.BytesIO(data)
-    shape, columns_first, dtype = read_header(file)
-    if columns_first and len(shape) > 1:
-        raise ValueError("an array in Fortran order")
-    return shape, dtype, file.tell()
 
 
 def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -91,16 +86,10 @@ class RecordLayout:
 
     def record(self, model: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
         """The vector as named arrays, in the types they came in, with the others beside them."""
-        sizes = [prod(self.shapes[name]) for name in self._averaged]
-        pieces = dict(zip(self._averaged, torch.split(model, sizes), strict=True))
-        return ArrayRecord(
-            {
-                name: Array(pieces[name].numpy().astype(self.types[name]).reshape(shape))
-                if name in pieces
-                else others[name]
-                for name, shape in self.shapes.items()
-            }
-        )
+        arrays, pieces = dict(others), torch.split(model, [prod(self.shapes[name]) for name in self._averaged])
+        for name, piece in zip(self._averaged, pieces, strict=True):
+            arrays[name] = Array(piece.numpy().astype(self.types[name]).reshape(self.shapes[name]))
+        return ArrayRecord({name: arrays[name] for name in self.shapes})
 
     def _checked(self, array: Array, name: str) -> np.ndarray:
         values, shape, dtype = read_array(array, name), self.shapes[name], self.types[name]
@@ -115,16 +104,11 @@ class RecordLayout:
     @cached_property
     def params(self) -> ParamLayout:
         """What the entries of the vector are."""
-        buffers = tuple(name for name in self._averaged if _is_buffer(name))
+        buffers = tuple(filter(is_running_statistic, self._averaged))
         names = tuple(name for name in self._averaged if name not in buffers)
         shapes, buffer_shapes = (tuple(torch.Size(self.shapes[name]) for name in some) for some in (names, buffers))
         return ParamLayout(names, shapes, buffers, buffer_shapes)
 
     @cached_property
     def _averaged(self) -> list[str]:
-        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=_is_buffer)
-
-
-def _is_buffer(name: str) -> bool:
-    """By the names that torch gives to the running statistics of its normalisation layers."""
-    return name.rpartition(".")[2] in ("running_mean", "running_var")
+        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=is_running_statistic)

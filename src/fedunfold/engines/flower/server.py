@@ -119,22 +119,20 @@ class RemoteFederation:
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
-        participation, rejected = self._participation(request), dict[str, str]()
-        recipients = self._recipients(request, participation)
-        replies = self._request("train", request, recipients, participation, rejected=rejected)
-        steps = self._num_steps(request.round)
-        return merge_replies(request, self.clients, participation, steps, replies, rejected, self.layout)
+        rejected: dict[str, str] = {}
+        replies = self._request("train", request, self._recipients(request), rejected=rejected)
+        return self._merge(request, replies, rejected)
 
     def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
         trained = self._named(participated.numpy())
         rows = dict(zip(trained, adjoints, strict=True))
         # The scales are those of the round as it was run: of all who were to train, also of those who did not answer.
-        replies = self._request("vjp", request, trained, self._participation(request), adjoints=rows)
+        replies = self._request("vjp", request, trained, adjoints=rows)
         self._warn_of_missing(request, trained, replies)
         return sum_vectors([reply.arrays["adjoint"] for reply in replies.values()], request.model)
 
     def _outer_loss(self, request: TrainRequest) -> OuterLossResult:
-        replies = self._request("outer_loss", request, self._client_ids, self._everybody)
+        replies = self._request("outer_loss", request, self._client_ids)
         if not replies:
             raise FederationError(f"round {request.round}: no client answered with its outer loss.")
         gradient = sum_vectors([reply.arrays["gradient"] for reply in replies.values()], request.model)
@@ -142,15 +140,20 @@ class RemoteFederation:
 
     def _evaluate_by_clients(self, model: Tensor) -> Evaluation:
         """Mean over all samples of the clients that answer; NaN where none does."""
-        request = TrainRequest("evaluation", 0, model, sgd())
-        replies = self._request("evaluate", request, self._client_ids, self._everybody)
-        sizes = {client.client_id: client.num_examples for client in self.clients if client.client_id in replies}
+        replies = self._request("evaluate", TrainRequest("evaluation", 0, model, sgd()), self._client_ids)
+        if not replies:
+            return Evaluation(math.nan, math.nan)
+        sizes = [client.num_examples for client in self.clients if client.client_id in replies]
+        found = [[reply.metrics["accuracy"], reply.metrics["loss"]] for reply in replies.values()]
+        return Evaluation(*np.average(found, axis=0, weights=sizes).tolist())
 
-        def mean(name: str) -> float:
-            total = sum(n * replies[client_id].metrics[name] for client_id, n in sizes.items())
-            return total / sum(sizes.values()) if sizes else math.nan
-
-        return Evaluation(mean("accuracy"), mean("loss"))
+    def _merge(
+        self, request: TrainRequest, replies: Mapping[str, ClientReply], rejected: Mapping[str, str]
+    ) -> ClientUpdates:
+        """The updates of a round from the replies to it."""
+        sizes = {client.client_id: client.num_examples for client in self.clients}
+        steps, participation = self._num_steps(request.round), self._participation(request)
+        return merge_replies(request, sizes, participation, replies, self.layout, steps, rejected)
 
     # --- who takes part ----------------------------------------------------------------------------------
 
@@ -164,17 +167,13 @@ class RemoteFederation:
             self._sampler,
         )
 
-    @property
-    def _everybody(self) -> Participation:
-        everybody = np.ones(len(self.clients), dtype=bool)
-        return Participation(everybody, everybody)
-
     def _named(self, chosen: np.ndarray) -> list[str]:
         """Ids of the chosen clients [K]."""
         return [self._client_ids[k] for k in np.flatnonzero(chosen)]
 
-    def _recipients(self, request: TrainRequest, participation: Participation) -> list[str]:
+    def _recipients(self, request: TrainRequest) -> list[str]:
         """Those who train, and absent ones of the cohort where these report their loss, as in the simulation."""
+        participation = self._participation(request)
         starts = request.absent_loss == "evaluate" and "start_loss" in request.required_metrics
         reports = request.evaluates_absent or starts
         return self._named(participation.cohort if reports else participation.participating)
@@ -186,13 +185,12 @@ class RemoteFederation:
         message_type: MessageType,
         request: TrainRequest,
         client_ids: Sequence[str],
-        participation: Participation,
         *,
         adjoints: Mapping[str, Tensor] | None = None,
         rejected: dict[str, str] | None = None,
     ) -> dict[str, ClientReply]:
         """Send a message to these clients; the replies that can be used. Why others cannot, is added to `rejected`."""
-        messages = self._messages(request, client_ids, participation, adjoints)
+        messages = self._messages(message_type, request, client_ids, adjoints)
 
         def read(reply: ClientReply, client_id: str) -> ClientReply:
             return expected_reply(message_type, request, trains=messages[client_id][0].trains).check(reply)
@@ -203,18 +201,18 @@ class RemoteFederation:
 
     def _messages(
         self,
+        message_type: MessageType,
         request: TrainRequest,
         client_ids: Sequence[str],
-        participation: Participation,
-        adjoints: Mapping[str, Tensor] | None = None,
+        adjoints: Mapping[str, Tensor] | None,
     ) -> Messages:
         """What each of these clients is to do, with what depends on the other clients of the cohort."""
-        env, steps = self.environment, self._num_steps(request.round)
-        step_scales, update_scales = request.optimizer.scales(
-            np.where(participation.cohort, self._num_examples, 0),
-            np.where(participation.participating, steps, 0),
-            env.lr,
-        )
+        env, everybody = self.environment, np.ones(len(self.clients), dtype=bool)
+        of_a_round = message_type not in ("outer_loss", "evaluate")
+        participation = self._participation(request) if of_a_round else Participation(everybody, everybody)
+        sizes = np.where(participation.cohort, self._num_examples, 0)
+        steps = np.where(participation.participating, self._num_steps(request.round), 0)
+        step_scales, update_scales = request.optimizer.scales(sizes, steps, env.lr)
         shared: dict[str, Tensor] = {"model": request.model}
         weights = None if request.outer is None else request.outer.class_weights(self._label_counts)
         if weights is not None:

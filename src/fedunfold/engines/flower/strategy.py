@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -26,10 +27,12 @@ from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usabl
 from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
-from fedunfold.core.messages import ClientUpdates, Metric, OpenUpdates
+from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
+from fedunfold.core.participation import Participation
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
-from fedunfold.engines.flower.replies import client_metrics, is_possible
+from fedunfold.engines.flower.replies import is_possible, merge_replies
+from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.serialization import RecordLayout
 from fedunfold.engines.flower.wire import flower_type, read_registration
 from fedunfold.io.limits import CLIENT_SAMPLES
@@ -39,17 +42,13 @@ from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule, decide
 
 log = logging.getLogger("fedunfold")
 
-METRIC_NAMES: Mapping[Metric, str] = {"loss": "loss", "start_loss": "start_loss", "accuracy": "accuracy"}
-"""Under which name in a reply's metrics a strategy looks for what its rule requires."""
-
 
 @dataclass(frozen=True)
 class _Update:
-    """A reply that can be used: the client's update and counters, and what it reported for the rule."""
+    """What can be used of a reply: the update and what the rule requires, counters, and all that was reported."""
 
-    delta: Tensor
+    reply: ClientReply
     others: Mapping[str, Array]
-    numbers: Mapping[str, float]
     metrics: MetricRecord
 
 
@@ -64,6 +63,8 @@ class _Run:
     round: int = 0
     sampled: tuple[int, ...] = ()
     log_norms: list[Tensor] = field(default_factory=list)
+    client_ids: dict[int, str] = field(default_factory=dict)
+    num_examples: dict[str, int] = field(default_factory=dict)
 
 
 class WeightedStrategy(FedAvg):
@@ -120,10 +121,8 @@ class WeightedStrategy(FedAvg):
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
         self.failures = Failures()
         self.weights: list[dict[str, float]] = []
-        self._metric_names = {**METRIC_NAMES, **(metric_names or {})}
+        self._metric_names = metric_names or {}
         self._registration_timeout = registration_timeout
-        self._client_ids: dict[int, str] = {}
-        self._num_examples: dict[str, int] = {}
         self._run: _Run | None = None
 
     def summary(self) -> None:
@@ -146,7 +145,7 @@ class WeightedStrategy(FedAvg):
         layout = RecordLayout.of(initial_arrays)
         model, others = layout.read(initial_arrays)
         self._run = _Run(layout, ServerState.start(model, self.algorithm), others)
-        self.failures, self.weights, self._client_ids, self._num_examples = Failures(), [], {}, {}
+        self.failures, self.weights = Failures(), []
         return super().start(grid, initial_arrays, num_rounds, *more, **named)
 
     # --- a round ---------------------------------------------------------------------------------------
@@ -158,21 +157,19 @@ class WeightedStrategy(FedAvg):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         run = self._started()
         run.sampled = tuple(message.metadata.dst_node_id for message in messages)
-        self._register(grid, run.sampled)
+        self._register(run, grid)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next model, and means of the clients' metrics."""
-        run = self._started()
-        updates = self._accept_updates(run, replies)
-        report = self._report(run, updates)
+        run, by_client = self._started(), self._by_client(replies)
+        expected = dict.fromkeys([*by_client, *map(self._name, run.sampled)])
+        updates = self.failures.accept_replies(by_client, expected, f"round {run.round}", self._read_update)
         weights: dict[str, float] = {}
         try:
-            if not report.client_ids:
-                raise FederationError("no client has answered or registered so far.")
-            weights = self._step(run, report, updates)
+            weights = self._step(run, updates)
         except FedunfoldError as error:
             log.error("round %d is skipped: %s", run.round, error)
         if updates and weights:
@@ -183,8 +180,11 @@ class WeightedStrategy(FedAvg):
         metrics = _mean(reported, weights, self.weighted_by_key)
         return run.layout.record(run.server.model, run.others), metrics
 
-    def _step(self, run: _Run, report: ClientUpdates, updates: dict[str, _Update]) -> dict[str, float]:
+    def _step(self, run: _Run, updates: dict[str, _Update]) -> dict[str, float]:
         """Weigh and aggregate; rejected clients are taken out of the updates. Gives Θ over the cohort."""
+        report = self._report(run, updates)
+        if not report.client_ids:
+            raise FederationError("no client has answered or registered so far.")
         normalized = self.algorithm.local.normalized
         filtered = filter_updates(report, self.algorithm.filter, run.log_norms, normalized=normalized)
         for entry in filtered.rejected:
@@ -199,14 +199,9 @@ class WeightedStrategy(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Means of the clients' metrics, weighted by size."""
-        found: dict[str, MetricRecord] = {}
-        for reply in replies:
-            client_id = self._name(reply.metadata.src_node_id)
-            try:
-                found[client_id] = _metrics_of(reply)
-            except InputError as error:
-                self.failures.add(client_id, "rejected", f"evaluation in round {server_round} {error}")
-        sizes = {client_id: float(self._num_examples.get(client_id, 1)) for client_id in found}
+        by_client, about = self._by_client(replies), f"evaluation in round {server_round}"
+        found = self.failures.accept_replies(by_client, by_client, about, lambda reply, _: _metrics_of(reply))
+        sizes = {client_id: float(self._started().num_examples.get(client_id, 1)) for client_id in found}
         return _mean(found, sizes, self.weighted_by_key)
 
     def _started(self) -> _Run:
@@ -217,55 +212,42 @@ class WeightedStrategy(FedAvg):
     # --- clients ---------------------------------------------------------------------------------------
 
     def _name(self, node: int) -> str:
-        return self._client_ids.get(node, _node_name(node))
+        return self._started().client_ids.get(node, _node_name(node))
 
-    def _register(self, grid: Grid, nodes: Iterable[int]) -> None:
-        """Have nodes that are not known register; an ordinary client, which cannot, is known by its node.
+    def _by_client(self, replies: Iterable[Message]) -> dict[str, Message]:
+        return {self._name(reply.metadata.src_node_id): reply for reply in replies}
+
+    def _register(self, run: _Run, grid: Grid) -> None:
+        """Have sampled nodes that are not known register; an ordinary client, which cannot, is known by its node.
 
         One that did not answer, or claims the id of a node that is still connected, has none until the next round.
         """
         online = set(grid.get_node_ids())
-        self._client_ids = {node: client_id for node, client_id in self._client_ids.items() if node in online}
-        unknown = [node for node in nodes if node not in self._client_ids]
+        run.client_ids = {node: client_id for node, client_id in run.client_ids.items() if node in online}
+        unknown = [node for node in run.sampled if node not in run.client_ids]
         messages = [Message(RecordDict(), node, flower_type("register")) for node in unknown]
         replies = grid.send_and_receive(messages, timeout=self._registration_timeout) if messages else []
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                self._client_ids[node] = _node_name(node)
+                run.client_ids[node] = _node_name(node)
                 continue
             try:
                 found = read_registration(reply.content)
-                if found.client_id in self._client_ids.values():
+                if found.client_id in run.client_ids.values():
                     raise InputError(f"client {found.client_id} is connected already, as another node.")
             except InputError as error:
                 log.warning("node %d is left out for now: %s", node, error)
                 continue
-            self._client_ids[node] = found.client_id
-            self._num_examples.setdefault(found.client_id, found.num_examples)
+            run.client_ids[node] = found.client_id
+            run.num_examples.setdefault(found.client_id, found.num_examples)
 
-    def _accept_updates(self, run: _Run, replies: Iterable[Message]) -> dict[str, _Update]:
-        """The replies that can be used, by client id."""
-        updates: dict[str, _Update] = {}
-        replied = set()
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            replied.add(node)
-            client_id = self._name(node)
-            try:
-                if node not in self._client_ids:
-                    raise InputError("comes from a node that has not registered")
-                updates[client_id] = self._read_update(run, client_id, reply)
-            except InputError as error:
-                self.failures.add(client_id, "rejected", f"round {run.round} {error}")
-        for node in run.sampled:
-            if node not in replied:
-                self.failures.add(self._name(node), "no answer", f"round {run.round}")
-        return updates
-
-    def _read_update(self, run: _Run, client_id: str, reply: Message) -> _Update:
-        metrics = _metrics_of(reply)
-        records = list(reply.content.array_records.values())
+    def _read_update(self, message: Message, client_id: str) -> _Update:
+        run = self._started()
+        if message.metadata.src_node_id not in run.client_ids:
+            raise InputError("comes from a node that has not registered")
+        metrics = _metrics_of(message)
+        records = list(message.content.array_records.values())
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
         if isinstance(self.rule, LearnedWeights) and client_id not in self.rule.client_ids:
@@ -276,14 +258,16 @@ class WeightedStrategy(FedAvg):
             raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}
         for metric in self.rule.required_metrics - {"gradients"}:
-            name = self._metric_names[metric]
+            name = self._metric_names.get(metric, metric)
             value = metrics.get(name)
             if not (isinstance(value, int | float) and is_possible(metric, value)):
                 raise InputError(f"has {value!r} for '{name}', which rule '{self.rule.name}' requires")
             numbers[metric] = float(value)
-        if client_id not in self._num_examples:
-            self._num_examples[client_id] = self._read_num_examples(metrics)
-        return _Update(delta, others, numbers, metrics)
+        if client_id not in run.num_examples:
+            run.num_examples[client_id] = self._read_num_examples(metrics)
+        # The gradients up to the learning rate, which all clients share and angles do not see.
+        arrays = {"updates": delta, "gradients": -run.layout.params.params(delta)}
+        return _Update(ClientReply(numbers, arrays), others, metrics)
 
     def _read_num_examples(self, metrics: MetricRecord) -> int:
         count = metrics.get(self.weighted_by_key)
@@ -294,26 +278,13 @@ class WeightedStrategy(FedAvg):
     def _report(self, run: _Run, updates: Mapping[str, _Update]) -> ClientUpdates:
         """The round of all clients known so far; sampled ones without an update are absent."""
         # In the order they were first seen in: the server's memory goes by position.
-        client_ids = self.rule.client_ids if isinstance(self.rule, LearnedWeights) else tuple(self._num_examples)
-        trained, model = [k for k, client_id in enumerate(client_ids) if client_id in updates], run.server.model
-        deltas = [updates[client_ids[k]].delta for k in trained]
-        rows = torch.stack(deltas) if deltas else model.new_empty(0, len(model))
+        client_ids = self.rule.client_ids if isinstance(self.rule, LearnedWeights) else run.num_examples
         sampled = {self._name(node) for node in run.sampled}
-
-        numbers = {client_id: update.numbers for client_id, update in updates.items()}
-        # Up to the learning rate, which all clients share and angles do not see.
-        gradients = -run.layout.params.params(rows)
-        return ClientUpdates(
-            round=run.round,
-            client_ids=client_ids,
-            num_examples=torch.tensor([self._num_examples.get(key, 0) for key in client_ids], dtype=torch.float64),
-            participated=torch.tensor([client_id in updates for client_id in client_ids], dtype=torch.bool),
-            num_steps=torch.zeros(len(client_ids), dtype=torch.long),
-            updates=OpenUpdates(torch.tensor(trained, dtype=torch.long), rows),
-            cohort=torch.tensor([client_id in sampled for client_id in client_ids], dtype=torch.bool),
-            metrics=client_metrics(self.rule.required_metrics, client_ids, numbers, gradients),
-            layout=run.layout.params,
-        )
+        cohort = np.array([client_id in sampled for client_id in client_ids], dtype=bool)
+        request = TrainRequest("", run.round, run.server.model, self.algorithm.local, self.rule.required_metrics)
+        sizes = {client_id: run.num_examples.get(client_id, 0) for client_id in client_ids}
+        replies = {client_id: update.reply for client_id, update in updates.items()}
+        return merge_replies(request, sizes, Participation(cohort, cohort), replies, run.layout.params)
 
 
 def _node_name(node: int) -> str:

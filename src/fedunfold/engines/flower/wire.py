@@ -14,14 +14,8 @@ from torch import Tensor
 from fedunfold.config.client import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import shown
-from fedunfold.engines.flower.schema import (
-    Arrays,
-    ClientDescription,
-    ClientReply,
-    MessageType,
-    SumStage,
-    TrainInstruction,
-)
+from fedunfold.engines.flower import schema
+from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
 from fedunfold.engines.flower.serialization import tensors
 from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
 
@@ -29,7 +23,7 @@ ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 INSTRUCTION = "instruction"
 
 
-def flower_type(message_type: MessageType | SumStage) -> str:
+def flower_type(message_type: schema.MessageType | schema.SumStage) -> str:
     """Flower's name for a type of message."""
     return message_type if message_type in ("train", "evaluate") else f"query.{message_type}"
 
@@ -42,7 +36,7 @@ def instruction_record(instruction: TrainInstruction, arrays: Arrays) -> RecordD
 
 def read_instruction(record: RecordDict) -> tuple[TrainInstruction, dict[str, Tensor]]:
     """What `instruction_record` wrote down."""
-    text = _entry(record.config_records, CONFIG).get(INSTRUCTION)
+    text = entry(record.config_records, CONFIG).get(INSTRUCTION)
     if not isinstance(text, str):
         raise InputError("the message holds no instruction.")
     try:
@@ -51,7 +45,7 @@ def read_instruction(record: RecordDict) -> tuple[TrainInstruction, dict[str, Te
         raise InputError(f"the message's instruction is not valid JSON ({error}).") from error
     if not isinstance(fields, dict):
         raise InputError("the message's instruction is no table of settings.")
-    return TrainInstruction(**fields), _tensors(record)
+    return TrainInstruction(**fields), tensors(entry(record.array_records, ARRAYS))
 
 
 def reply_record(reply: ClientReply) -> RecordDict:
@@ -62,11 +56,11 @@ def reply_record(reply: ClientReply) -> RecordDict:
 def read_reply(record: RecordDict) -> ClientReply:
     """What `reply_record` wrote down."""
     metrics = {}
-    for name, value in _entry(record.metric_records, METRICS).items():
+    for name, value in entry(record.metric_records, METRICS).items():
         if not isinstance(value, int | float):
             raise InputError(f"the number '{name}' is a list.")
         metrics[name] = float(value)
-    return ClientReply(metrics, _tensors(record))
+    return ClientReply(metrics, tensors(entry(record.array_records, ARRAYS)))
 
 
 def registration_record(description: ClientDescription) -> RecordDict:
@@ -81,7 +75,7 @@ def registration_record(description: ClientDescription) -> RecordDict:
 
 def read_registration(record: RecordDict) -> ClientDescription:
     """What a client says of itself, within bounds."""
-    config = _entry(record.config_records, CONFIG)
+    config = entry(record.config_records, CONFIG)
     name = config.get("client-id")
     if not (isinstance(name, str) and KEY.fullmatch(name)):
         raise InputError(f"a client registers with the id {shown(name)}; give it one of letters, digits, . - and _.")
@@ -109,11 +103,8 @@ def _array_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in arrays.items()})
 
 
-def _tensors(record: RecordDict) -> dict[str, Tensor]:
-    return tensors(_entry(record.array_records, ARRAYS))
-
-
-def _entry(records: Any, name: str) -> Any:
+def entry(records: Any, name: str) -> Any:
+    """One of a message's records."""
     if name not in records:
         raise InputError(f"the record '{name}' is missing.")
     return records[name]

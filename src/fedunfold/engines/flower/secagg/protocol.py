@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count, Settings
+from fedunfold.engines.flower.wire import entry
 
 RECORD = "sum"
 MIN_CLIENTS = 2
@@ -147,9 +147,7 @@ def to_record(payload: Settings) -> RecordDict:
 
 def read(record: RecordDict, kind: type[Payload]) -> Payload:
     """What `to_record` wrote down."""
-    if RECORD not in record.config_records:
-        raise InputError(f"the record '{RECORD}' is missing.")
-    return from_config(record.config_records[RECORD], kind)
+    return from_config(entry(record.config_records, RECORD), kind)
 
 
 def from_config(config: ConfigRecord, kind: type[Payload]) -> Payload:

@@ -113,7 +113,10 @@ class SumProtocol:
         survivors = to_record(protocol.SurvivorList(sum_id=sum_id, members=tuple(replies)))
         revealed = self._stage("unmask", dict.fromkeys(replies, survivors), read_revealed)
         self._check_enough(revealed, threshold, "took off their masks in")
-        total = np.sum([reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()], axis=0)
+        vectors = [reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()]
+        total = np.zeros_like(vectors[0])
+        for vector in vectors:
+            total += vector
         self._take_off_masks(total, broadcast, shares, list(revealed.values())[:threshold], sorted(replies))
         return SumResult(decode(total, len(keys)), replies)
 
