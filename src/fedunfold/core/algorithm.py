@@ -62,10 +62,11 @@ class Algorithm:
         for name, what, choices in (
             ("absent", "way to treat absent clients", get_args(Absent)),
             ("filter", "filter of updates", get_args(UpdateFilter)),
-            ("absent_loss", "absent_loss", get_args(AbsentLoss)),
         ):
             if (given := getattr(self, name)) not in choices:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
+        if self.absent_loss not in get_args(AbsentLoss):
+            raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):

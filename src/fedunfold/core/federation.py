@@ -20,30 +20,24 @@ class Federation(Protocol):
     @property
     def clients(self) -> Sequence[ClientInfo]:
         """All K clients; per-client tensors have their order."""
-        ...
 
     @property
     def lr(self) -> float:
         """η, the clients' learning rate."""
-        ...
 
     @property
     def layout(self) -> ParamLayout:
         """What the entries of a model are."""
-        ...
 
     @property
     def max_parallel_runs(self) -> int:
         """How many runs are worth passing at once: 1 where they are carried out one after the other anyway."""
-        ...
 
     def initial_model(self, run: str) -> Tensor:
         """w^(0) of a run, [d]."""
-        ...
 
     def train(self, requests: Sequence[TrainRequest]) -> Sequence[ClientUpdates]:
         """One round of local training from w^(t), for every run."""
-        ...
 
     def vjp(
         self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
@@ -61,12 +55,9 @@ class Federation(Protocol):
         Returns:
             What is added to λ_t, [d] each.
         """
-        ...
 
     def outer_loss(self, requests: Sequence[TrainRequest]) -> Sequence[OuterLossResult]:
         """The final evaluation at w^(T): all clients, all minibatches of all epochs, no update."""
-        ...
 
     def evaluate(self, models: Sequence[Tensor]) -> Sequence[Evaluation]:
         """Accuracy and loss on the test set, which no client ever sees."""
-        ...

@@ -102,16 +102,13 @@ class WeightedSum(Protocol):
     @property
     def total(self) -> Tensor:
         """Σ_k c_k (w_k − w^(t)), [d], over the clients that entered it."""
-        ...
 
     @property
     def clients(self) -> Tensor:
         """Their indices [n]; some that participated may have been lost while a secure sum was computed."""
-        ...
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, w_k − w^(t)⟩ of each of them, [n]."""
-        ...
 
 
 class UpdateSet(Protocol):
@@ -120,20 +117,16 @@ class UpdateSet(Protocol):
     @property
     def clients(self) -> Tensor:
         """Indices of the clients they come from, [n]."""
-        ...
 
     @property
     def rows(self) -> Tensor:
         """Δ_k, [n, d]; refused where updates are secure."""
-        ...
 
     def weighted_sum(self, coefficients: Tensor) -> WeightedSum:
         """Their sum with coefficients c [K]."""
-        ...
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, Δ_k⟩, [n]."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from fedunfold.rules.rule import State, simplex_violation
 from fedunfold.version import VERSION
 
 FORMAT = 2
+DESCRIPTION = ("client_ids", "settings", "digest", "version", "warnings")
+TENSORS = ("weights", "losses", "history")
 
 
 class Header(Settings):
@@ -155,21 +157,9 @@ class LearnedWeights:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file; the same weights give the same bytes."""
-        header = {
-            "checksum": NO_CHECKSUM,
-            "format": FORMAT,
-            "client_ids": self.client_ids,
-            "rounds": len(self.weights),
-            "settings": self.settings,
-            "digest": self.digest,
-            "version": self.version,
-            "warnings": self.warnings,
-        }
-        tensors = {
-            "weights": self.weights.contiguous(),
-            "losses": self.losses.contiguous(),
-            "history": self.history.contiguous(),
-        }
+        header = {"checksum": NO_CHECKSUM, "format": FORMAT, "rounds": len(self.weights)}
+        header |= {name: getattr(self, name) for name in DESCRIPTION}
+        tensors = {name: getattr(self, name).contiguous() for name in TENSORS}
         # One metadata entry: several would come out in an order that changes from process to process.
         content = embed_checksum(serialize(tensors, {"fedunfold": json.dumps(header, sort_keys=True)}))
         write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
@@ -187,21 +177,14 @@ class LearnedWeights:
             header = Header(**json.loads(metadata["fedunfold"]))
             if header.checksum and not verify_checksum(path.read_bytes()):
                 raise ValueError("its checksum does not hold")
-            learned = cls(
-                client_ids=header.client_ids,
-                weights=_numbers(tensors["weights"]),
-                losses=_numbers(tensors["losses"]),
-                history=_numbers(tensors["history"]),
-                settings=header.settings,
-                digest=header.digest,
-                version=header.version,
-                warnings=header.warnings,
-            )
+            parts: dict[str, Any] = {name: _numbers(tensors[name]) for name in TENSORS}
+            learned = cls(**parts | {name: getattr(header, name) for name in DESCRIPTION})
         except LimitError:
             raise  # too large is not damaged
         except UNREADABLE as error:
             raise DamagedError(
-                f"weights file {path} is damaged or not one of fedunfold's ({_one_line(error)}); "
+                f"weights file {path} is damaged or not one of fedunfold's ({type(error).__name__}: "
+                f"{' '.join(str(error).split())}); "
                 "learn the weights again."
             ) from error
         if header.format != FORMAT:
@@ -211,14 +194,11 @@ class LearnedWeights:
 
     def _check(self, path: Path) -> None:
         rounds, clients, iterations = len(self.weights), len(self.client_ids), self.losses.numel()
-        expected = {
-            "weights": (self.weights, (rounds, clients)),
-            "losses": (self.losses, (iterations,)),
-            "history": (self.history, (iterations + 1, rounds, clients)),
-        }
-        for name, (tensor, shape) in expected.items():
-            if tensor.shape != shape or rounds == 0:
-                raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(tensor.shape)}.")
+        shapes = ((rounds, clients), (iterations,), (iterations + 1, rounds, clients))
+        for name, shape in zip(TENSORS, shapes, strict=True):
+            found = getattr(self, name).shape
+            if found != shape or rounds == 0:
+                raise InputError(f"weights file {path} is inconsistent: '{name}' has shape {list(found)}.")
         if odd := [key for key in self.client_ids if not key.isprintable()]:
             raise InputError(f"weights file {path} is inconsistent: it names a client {odd[0]!r}.")
         if len(set(self.client_ids)) < clients:
@@ -234,10 +214,6 @@ def _numbers(tensor: Tensor) -> Tensor:
     if not tensor.dtype.is_floating_point or tensor.dim() == 0:
         raise ValueError(f"expected an array of floating-point numbers, not {tensor.dtype} {list(tensor.shape)}")
     return tensor.double()
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _other_clients(mine: Sequence[str], theirs: Sequence[str]) -> str:

@@ -53,10 +53,8 @@ class RunState:
         counts = {len(self.weights), len(self.participated), len(self.evaluations), len(self.log_norms)}
         if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
             raise ValueError("its rounds are not alike")
-        numbers = (*self.weights, *self.log_norms)
-        if any(row.dtype != torch.bool for row in self.participated):
-            raise ValueError("its rounds are of other types")
-        if any(not row.is_floating_point() for row in numbers):
+        numbers = all(row.is_floating_point() for row in (*self.weights, *self.log_norms))
+        if not (numbers and all(row.dtype == torch.bool for row in self.participated)):
             raise ValueError("its rounds are of other types")
 
     def to_parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

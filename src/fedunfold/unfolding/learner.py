@@ -216,9 +216,9 @@ def learn(
             )
             first = progress.losses[0] if progress.losses else loss
             gradient[:, :-1] += _kl_gradient(progress.roots[:, :-1], shares, learning.kl_weight * abs(first))
-            after = progress.after(loss, _tied(gradient, learning.tie_rounds), most.clamp(max=learning.step(m)))
+            gradient, lr = _tied(gradient, learning.tie_rounds), most.clamp(max=learning.step(m))
             # In one step: Ctrl-C must not find an iteration without its counts.
-            progress = after.with_rejections([client_ids.index(entry.client) for entry in rejected])
+            progress = progress.after(loss, gradient, lr, [client_ids.index(entry.client) for entry in rejected])
             save()
             if on_iteration is not None and on_iteration(so_far()):
                 break

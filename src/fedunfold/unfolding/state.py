@@ -74,19 +74,12 @@ class Progress:
         nobody = torch.zeros(len(shares), dtype=torch.long)
         return cls(roots, Adam.start(roots, betas), (), (normalize_squares(roots[:, :-1]),), nobody)
 
-    def after(self, loss: float, gradient: Tensor, lr: float | Tensor) -> "Progress":
-        """One Adam step further."""
+    def after(self, loss: float, gradient: Tensor, lr: float | Tensor, rejected: Sequence[int] = ()) -> "Progress":
+        """One Adam step further; `rejected` names clients as often as they were."""
         roots, optimizer = self.optimizer.step(self.roots, gradient, lr)
         history = (*self.history, normalize_squares(roots[:, :-1]))
-        return Progress(roots, optimizer, (*self.losses, loss), history, self.rejections)
-
-    def with_rejections(self, clients: Sequence[int]) -> "Progress":
-        """The same, with these clients counted, as often as they are named."""
-        return replace(
-            self,
-            rejections=self.rejections
-            + torch.bincount(torch.tensor(clients, dtype=torch.long), minlength=len(self.rejections)),
-        )
+        counts = torch.bincount(torch.tensor(rejected, dtype=torch.long), minlength=len(self.rejections))
+        return Progress(roots, optimizer, (*self.losses, loss), history, self.rejections + counts)
 
     def save(self, checkpoint: Checkpoint) -> None:
         checkpoint.save(

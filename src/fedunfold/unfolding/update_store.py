@@ -31,7 +31,6 @@ class StoredUpdates(Protocol):
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
-        ...
 
 
 @dataclass(frozen=True)
