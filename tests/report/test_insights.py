@@ -66,7 +66,6 @@ def test_the_worst_served_client_of_every_method() -> None:
         group(
             method("fedavg", [[60]], by_client=(20, 70)),
             method("dr", [[60]], by_client=(55, 55)),
-            method("old", [[60]], by_client=None),
         )
     )
     assert (

@@ -43,7 +43,7 @@ def method(
     name: str,
     accuracy: Sequence[Sequence[float]],
     by_class: Sequence[float] = (50.0, 50.0, 50.0),
-    by_client: Sequence[float] | None = (50.0, 50.0),
+    by_client: Sequence[float] = (50.0, 50.0),
 ) -> MethodRecord:
     """Accuracies [trials][rounds]; those by class and by client are the same in every trial."""
     trials, rounds = len(accuracy), len(accuracy[0])
@@ -52,7 +52,7 @@ def method(
         np.array(accuracy, dtype=float),
         np.array([by_class] * trials, dtype=float),
         np.full((rounds, 2), 0.5),
-        None if by_client is None else np.array([by_client] * trials, dtype=float),
+        np.array([by_client] * trials, dtype=float),
     )
 
 

@@ -53,8 +53,8 @@ class Group:
         return self.runs[0].classes
 
     @property
-    def federation(self) -> FederationRecord | None:
-        """The federation, where the runs say what it was."""
+    def federation(self) -> FederationRecord:
+        """Who takes part with what."""
         return self.runs[0].federation
 
     @cached_property
@@ -84,9 +84,8 @@ class Group:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """By environment and digest; a run that does not say what its federation was stays alone."""
-    found: dict[object, list[RunRecord]] = {}
+    """Runs by environment and digest."""
+    found: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
-        federation = run.federation
-        found.setdefault((run.environment, federation.digest) if federation else run.label, []).append(run)
+        found.setdefault((run.environment, run.federation.digest), []).append(run)
     return [Group(tuple(members)) for members in found.values()]

@@ -131,9 +131,9 @@ def _served(group: Group) -> Iterator[str]:
     shown = [*group.others] if base is None else [base, *group.others]
     each = []
     for method in shown:
-        if (worst := worst_client(method)) is not None:
-            others = f" and {worst.others} more" if worst.others else ""
-            each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {method.label}")
+        worst = worst_client(method)
+        others = f" and {worst.others} more" if worst.others else ""
+        each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {method.label}")
     if each:
         yield f"the worst-served client, by the final model's accuracy on its own training data, is {'; '.join(each)}."
 
@@ -153,10 +153,8 @@ class Worst:
     others: int
 
 
-def worst_client(method: LabelledMethod) -> Worst | None:
-    """The worst-served client, where that is known."""
-    if method.client_accuracy is None:
-        return None
+def worst_client(method: LabelledMethod) -> Worst:
+    """The worst-served client."""
     means = method.client_accuracy.mean(0)
     return Worst(int(means.argmin()), float(means.min()), int((means == means.min()).sum()) - 1)
 
@@ -166,8 +164,6 @@ def worst_client(method: LabelledMethod) -> Worst | None:
 
 def _weights(run: RunRecord, name: str) -> Iterator[str]:
     """Clients that alone hold a class; where there is none, those that moved furthest from their size."""
-    if run.federation is None:
-        return
     weights = run.learned[name].weights.numpy()
     shares = run.federation.shares
     shift = weights.mean(0) - np.array(shares)

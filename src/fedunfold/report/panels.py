@@ -77,9 +77,7 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
     return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
 
 
-def _labels(group: Group, of: str) -> Card | None:
-    if group.federation is None:
-        return None
+def _labels(group: Group, of: str) -> Card:
     chart = charts.labels_held(group.federation, group.clients, shortened(group.classes))
     return Card(of, "Samples of each class at each client; empty where it has none.", (Drawing("", chart),))
 
@@ -143,9 +141,7 @@ def _classes(group: Group, of: str) -> Card | None:
 
 
 def _served(group: Group, of: str) -> Card | None:
-    values = {
-        method.label: method.client_accuracy.mean(0) for method in group.methods if method.client_accuracy is not None
-    }
+    values = {method.label: method.client_accuracy.mean(0) for method in group.methods}
     about = "Accuracy of the final models on each client's own training data, mean of the trials."
     return _pairs(group, of, about, "client", group.clients, values, on_axis=group.clients)
 

@@ -10,7 +10,7 @@ from importlib import import_module, resources
 from typing import Any
 
 from fedunfold.core.errors import InputError
-from fedunfold.report.grouping import Group, group_runs
+from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
 from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
@@ -76,9 +76,10 @@ def build(runs: Sequence[RunRecord]) -> Page:
         runs=runs,
         several=len(runs) > 1,
         findings=list(zip(shown, found.values(), strict=True)),
-        missing=[(run.label if len(runs) > 1 else "", line) for run in runs for line in run.missing],
+        untested=[run.label if len(runs) > 1 else "" for run in runs if not run.methods],
         outcomes=outcome_table(groups),
-        federations=list(zip(shown, map(_federation, groups), strict=True)),
+        federations=[(name, group.federation, client_table(group)) for name, group in zip(shown, groups, strict=True)],
+        facts=facts,
         cards=cards,
         robust=any(ROBUST.search(method.name) for run in runs for method in run.methods),
         settings=[(run, settings_table(run)) for run in runs],
@@ -89,12 +90,6 @@ def build(runs: Sequence[RunRecord]) -> Page:
         drawings=_inside_script(drawings),
     )
     return Page(html, found)
-
-
-def _federation(group: Group) -> Any:
-    """(federation, numbers, table) of a group, where its runs say what the federation was."""
-    federation = group.federation
-    return None if federation is None else (federation, facts(federation), client_table(federation, group))
 
 
 def _part(name: str) -> str:

@@ -53,7 +53,7 @@ def _outcome(method: LabelledMethod, group: Group, several: bool) -> tuple[str, 
     weakest = NONE
     if not np.isnan(by_class).all():
         weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
-    served = NONE if worst is None else f"{worst.percent:.1f} % ({group.clients[worst.client]})"
+    served = f"{worst.percent:.1f} % ({group.clients[worst.client]})"
     name = f"{method.label} · {group.name}" if several else method.label
     return name, str(len(method.finals)), ended(method), difference, weakest, served
 
@@ -72,13 +72,9 @@ def facts(federation: FederationRecord) -> list[tuple[str, str]]:
     return found
 
 
-def client_table(federation: FederationRecord, group: Group) -> Table:
-    """Who holds how much of what, how fast and how reliable, and how much it counts.
-
-    Args:
-        federation: Who they are.
-        group: Runs of it.
-    """
+def client_table(group: Group) -> Table:
+    """Who holds how much of what, how fast and how reliable, and how much it counts."""
+    federation = group.federation
     learned = {
         f"{name} · {run.label}" if len(group.runs) > 1 else name: weights.weights.mean(0).tolist()
         for run in group.runs
@@ -140,7 +136,7 @@ def _number(value: float, digits: int) -> str:
 
 def settings_table(run: RunRecord) -> Table:
     """settings.json line by line, the digest that stands for the federation, and how weights were learned."""
-    digest = {} if run.federation is None else {"federation digest": run.federation.digest}
+    digest = {"federation digest": run.federation.digest}
     own = {name: value for name, value in run.settings.items() if name != "files"}
     learned = {name: weights.settings for name, weights in run.learned.items()}
     rows = [

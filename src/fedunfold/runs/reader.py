@@ -182,23 +182,25 @@ def _read_run(folder: Path) -> schema.RunRecord:
     file = _settings_file(folder)
     settings = parse_record(schema.SettingsRecord, read_file(file), file)
     _refuse_newer(settings.version, folder)
-    federation, described = None, folder / schema.FEDERATION
-    if is_plain_file(described):
-        federation = parse_record(schema.FederationRecord, read_file(described), described)
-    methods = _read_methods(folder, federation) if settings.command != "learn" else ()
+    file = folder / schema.FEDERATION
+    federation = parse_record(schema.FederationRecord, read_file(file), file)
+    tested = settings.command != "learn" and schema.METRICS in settings.files
+    methods = _read_methods(folder, federation) if tested else ()
     names = {schema.LEARNED: "learned"}
     names |= {f"{schema.file_name(method.name)}.safetensors": method.name for method in methods}
     learned = _read_weights(folder, settings.files, names)
+    if any(weights.client_ids != federation.keys for weights in learned.values()):
+        raise DamagedRunError(folder, "is damaged: its weights were learned for other clients")
+    classes = federation.class_names or [""] * federation.classes
     return schema.RunRecord(
         label=plain(folder.resolve().name or str(folder)),
         environment=plain(settings.environment),
         settings=read_settings(folder),
-        clients=distinct([plain(key) for key in _client_keys(folder, federation, methods, learned)]),
-        classes=distinct(_class_names(federation, methods)),
+        clients=distinct([plain(key) for key in federation.keys]),
+        classes=distinct([plain(name) or str(label) for label, name in enumerate(classes)]),
         federation=federation,
         methods=methods,
         learned=learned,
-        missing=tuple(_find_missing(federation, methods)),
         stopped=ResumeDir(folder).exists,
     )
 
@@ -214,7 +216,7 @@ def _refuse_newer(version: str, folder: Path) -> None:
         )
 
 
-def _read_methods(folder: Path, federation: schema.FederationRecord | None) -> tuple[schema.MethodRecord, ...]:
+def _read_methods(folder: Path, federation: schema.FederationRecord) -> tuple[schema.MethodRecord, ...]:
     """metrics.jsonl and client_accuracy.jsonl by method, in the order in which they were run."""
     file = folder / schema.METRICS
     lines: dict[str, dict[int, list[schema.RoundRecord]]] = {}
@@ -227,34 +229,38 @@ def _read_methods(folder: Path, federation: schema.FederationRecord | None) -> t
     served: dict[str, list[tuple[float, ...]]] = {}
     for _, end in _read_lines(schema.ClientsRecord, folder / schema.CLIENT_ACCURACY):
         served.setdefault(end.method, []).append(end.client_accuracy)
-    methods = [_join_trials(name, list(trials.values()), served.get(name), file) for name, trials in lines.items()]
+    methods = [
+        _join_trials(name, list(trials.values()), served.get(name, []), federation, file)
+        for name, trials in lines.items()
+    ]
     names = distinct([method.name for method in methods])
-    shapes = {(method.weights.shape[1], method.class_accuracy.shape[1]) for method in methods}
-    if federation is not None:
-        shapes.add((len(federation.clients), federation.classes))
-    if len(shapes) > 1:
-        raise DamagedRunError(file, "is damaged: numbers of clients or classes differ")
     return tuple(replace(method, name=name) for method, name in zip(methods, names, strict=True))
 
 
 def _join_trials(
-    name: str, trials: Sequence[Sequence[schema.RoundRecord]], served: Sequence[Sequence[float]] | None, file: Path
+    name: str,
+    trials: Sequence[Sequence[schema.RoundRecord]],
+    served: Sequence[Sequence[float]],
+    federation: schema.FederationRecord,
+    file: Path,
 ) -> schema.MethodRecord:
     """The rounds of all trials of a method as arrays."""
+    clients, classes = len(federation.clients), federation.classes
     try:
-        by_client = None if served is None else np.array(served, dtype=np.float64)
         method = schema.MethodRecord(
             name=plain(name),
             accuracy=np.array([[line.accuracy for line in rounds] for rounds in trials], dtype=np.float64),
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
             weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
-            client_accuracy=by_client,
+            client_accuracy=np.array(served, dtype=np.float64),
             rejected=tuple(_count_rejected(trials)),
         )
-        if by_client is not None and by_client.shape != (len(trials), method.weights.shape[1]):
-            raise ValueError(f"{schema.CLIENT_ACCURACY} does not fit {schema.METRICS}")
-    except ValueError as error:  # numpy's word for lists of different lengths
-        raise DamagedRunError(file, f"is damaged: the lines of method '{plain(name)}' do not fit together") from error
+        expected = (len(trials), clients), (len(trials), classes), (method.accuracy.shape[1], clients)
+        if (method.client_accuracy.shape, method.class_accuracy.shape, method.weights.shape) != expected:
+            raise ValueError("numbers of trials, clients or classes differ")
+    except ValueError as error:  # also numpy's word for lists of different lengths
+        problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"
+        raise DamagedRunError(file, problem) from error
     return method
 
 
@@ -281,43 +287,7 @@ def _read_weights(folder: Path, files: Sequence[str], names: Mapping[str, str]) 
     return found
 
 
-def _client_keys(
-    folder: Path,
-    federation: schema.FederationRecord | None,
-    methods: Sequence[schema.MethodRecord],
-    learned: Mapping[str, LearnedWeights],
-) -> Sequence[str]:
-    """The clients' names: of the federation, or of weights learned for it, or made up in old folders."""
-    known = [federation.keys] if federation is not None else []
-    known += [weights.client_ids for weights in learned.values()]
-    if any(keys != known[0] for keys in known):
-        raise DamagedRunError(folder, "is damaged: its weights were learned for other clients")
-    count = methods[0].weights.shape[1] if methods else 0
-    if known and count not in (0, len(known[0])):
-        raise DamagedRunError(folder, "is damaged: its records and its weights differ in their clients")
-    return known[0] if known else [f"client {k + 1}" for k in range(count)]
-
-
-def _class_names(federation: schema.FederationRecord | None, methods: Sequence[schema.MethodRecord]) -> list[str]:
-    """What the classes are called, or else their numbers."""
-    if federation is not None and federation.class_names is not None:
-        return [plain(name) or str(label) for label, name in enumerate(federation.class_names)]
-    count = methods[0].class_accuracy.shape[1] if methods else 0
-    return [str(label) for label in range(count if federation is None else federation.classes)]
-
-
-def _find_missing(federation: schema.FederationRecord | None, methods: Sequence[schema.MethodRecord]) -> Iterator[str]:
-    """What cannot be known from the folder, a sentence each."""
-    if federation is None:
-        yield f"no {schema.FEDERATION}: who holds which labels, epochs and reliability are not known."
-    if not methods:
-        yield "no test accuracies: the folder holds weights alone; a comparison measures what they bring."
-    if any(method.client_accuracy is None for method in methods):
-        yield f"no {schema.CLIENT_ACCURACY} for every method: how well each client is served is not known."
-
-
 def _read_lines(kind: type[Parsed], file: Path) -> Iterator[tuple[int, Parsed]]:
-    """Every line with its number, from 1; none where there is no such file."""
-    if is_plain_file(file):
-        for number, line in enumerate(read_file(file).splitlines(), 1):
-            yield number, parse_record(kind, line, file, number)
+    """Every line with its number, from 1."""
+    for number, line in enumerate(read_file(file).splitlines(), 1):
+        yield number, parse_record(kind, line, file, number)

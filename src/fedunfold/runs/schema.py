@@ -255,7 +255,7 @@ class MethodRecord:
         accuracy: On the test set, [trials, rounds].
         class_accuracy: Of the final models by class, [trials, C]; NaN for a class without test samples.
         weights: Those used, as a mean of the trials, [rounds, K].
-        client_accuracy: Of the final models by client, [trials, K]; None in old folders.
+        client_accuracy: Of the final models on each client's own training data, [trials, K].
         rejected: The clients whose updates were rejected, the most often rejected first.
     """
 
@@ -263,7 +263,7 @@ class MethodRecord:
     accuracy: Floats
     class_accuracy: Floats
     weights: Floats
-    client_accuracy: Floats | None = None
+    client_accuracy: Floats
     rejected: tuple[RejectedClient, ...] = ()
 
     @property
@@ -282,10 +282,9 @@ class RunRecord:
         settings: settings.json as it is.
         clients: The clients' names.
         classes: The classes' names, or else their numbers.
-        federation: The federation it was made on; None in old folders.
+        federation: The federation it was made on.
         methods: What each method did, in the order in which they were run; none where weights were only learned.
         learned: Learned weights by method.
-        missing: What an old folder lacks, a sentence each.
         stopped: Whether it was interrupted, and can be resumed.
     """
 
@@ -294,8 +293,7 @@ class RunRecord:
     settings: Mapping[str, Any]
     clients: tuple[str, ...]
     classes: tuple[str, ...]
-    federation: FederationRecord | None = None
+    federation: FederationRecord
     methods: tuple[MethodRecord, ...] = ()
     learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
     stopped: bool = False
