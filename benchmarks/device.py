@@ -15,10 +15,10 @@ from benchmarks.timing import Timed, time_in_turn
 from benchmarks.workload import size_theta
 from fedunfold.config import Environment, environment
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.params import device_of
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.size import size
 from fedunfold.runs.system_info import machine
-from fedunfold.training.learn import device_of
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad

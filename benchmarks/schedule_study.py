@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedunfold.config import Environment, environment
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.params import device_of
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.plotting import COLOURS, MARKERS
 from fedunfold.rules.fixed import fixed
 from fedunfold.runs.system_info import machine
-from fedunfold.training.learn import device_of
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import FAST, Learning, learn, published
 from fedunfold.unfolding.adjoint import unroll_and_grad

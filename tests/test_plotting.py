@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fedunfold import plotting
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
@@ -101,6 +101,6 @@ def test_outer_loss_and_saving(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_told_without_options_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="choose a folder you can write to") as caught:
+    with pytest.raises(WriteError, match="choose a folder you can write to") as caught:
         plotting.save(plotting.outer_loss(learned(2)), tmp_path / "file" / "loss.png")
     assert "--out" not in str(caught.value)

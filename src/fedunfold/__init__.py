@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fedunfold.aggregation import krum as krum
     from fedunfold.aggregation import median as median
     from fedunfold.aggregation import trimmed_mean as trimmed_mean
+    from fedunfold.api import compare as compare
+    from fedunfold.api import learn_weights as learn_weights
+    from fedunfold.api import run as run
+    from fedunfold.api import trained_module as trained_module
     from fedunfold.config import Client as Client
     from fedunfold.config import Environment as Environment
     from fedunfold.config import ModelSpec as ModelSpec
@@ -53,54 +57,21 @@ if TYPE_CHECKING:
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
     from fedunfold.tracking.callback import Callback as Callback
-    from fedunfold.training.compare import compare as compare
-    from fedunfold.training.compare import run as run
-    from fedunfold.training.compare import trained_module as trained_module
     from fedunfold.training.comparison import Comparison as Comparison
-    from fedunfold.training.learn import learn_weights as learn_weights
     from fedunfold.training.methods import Method as Method
     from fedunfold.training.methods import method as method
     from fedunfold.training.methods import method_names as method_names
     from fedunfold.unfolding.learner import Learning as Learning
 
 _HOMES = {
-    "config": (
-        "Client",
-        "Environment",
-        "ModelSpec",
-        "bundled",
-        "environment",
-    ),
+    "config": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
     "core.algorithm": ("Algorithm",),
-    "core.errors": (
-        "DivergenceError",
-        "FederationError",
-        "FedunfoldError",
-        "InputError",
-        "WriteError",
-    ),
-    "core.messages": (
-        "ClientUpdates",
-        "RejectedUpdate",
-    ),
+    "core.errors": ("DivergenceError", "FederationError", "FedunfoldError", "InputError", "WriteError"),
+    "core.messages": ("ClientUpdates", "RejectedUpdate"),
     "core.parts": ("RoundDecision",),
-    "aggregation": (
-        "krum",
-        "median",
-        "trimmed_mean",
-    ),
-    "local": (
-        "accumulated",
-        "momentum",
-        "nova",
-        "prox",
-        "sgd",
-    ),
-    "server": (
-        "adagrad",
-        "adam",
-        "yogi",
-    ),
+    "aggregation": ("krum", "median", "trimmed_mean"),
+    "local": ("accumulated", "momentum", "nova", "prox", "sgd"),
+    "server": ("adagrad", "adam", "yogi"),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
@@ -109,19 +80,10 @@ _HOMES = {
     "rules.rule": ("rule",),
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
-    "training.compare": (
-        "compare",
-        "run",
-        "trained_module",
-    ),
+    "api": ("compare", "learn_weights", "run", "trained_module"),
     "training.comparison": ("Comparison",),
-    "training.learn": ("learn_weights",),
     "core.run_result": ("RunResult",),
-    "training.methods": (
-        "Method",
-        "method",
-        "method_names",
-    ),
+    "training.methods": ("Method", "method", "method_names"),
     "tracking.callback": ("Callback",),
     "engines.simulation.engine": ("SimulatedFederation",),
     "unfolding.learner": ("Learning",),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedunfold.aggregation.screening import FilterResult, filter_updates
 from fedunfold.aggregation.server_round import ServerState
 from fedunfold.config import environment
-from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter, check_filter
+from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates, OuterTerms, RejectedUpdate
 from fedunfold.core.params import ParamLayout
@@ -50,6 +50,13 @@ def test_five_times_the_median_is_the_least_that_is_too_large() -> None:
     assert found.report.updates.rows.shape == (4, 3)
     assert found.log_norms[:4].tolist() == [0, 0, 0, 0]
     assert found.log_norms[4].isnan()
+
+
+def test_norms_of_accepted_updates_come_along() -> None:
+    """For the server's optimiser, also where the engine has measured none."""
+    found = filter_updates(norms_of(1, 2, math.nan), "finite", []).report.updates
+    assert isinstance(found, OpenUpdates)
+    assert found.norms is not None and found.norms.tolist() == [1, 2]
 
 
 def test_unlike_clients_widen_the_range() -> None:
@@ -109,7 +116,7 @@ def test_nobody_left_is_a_divergence() -> None:
 
 def test_unknown_filters_are_refused() -> None:
     with pytest.raises(InputError, match="unknown filter of updates 'size'; choose finite or norm"):
-        check_filter("size")
+        Algorithm(filter="size")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choose finite or norm"):
         Algorithm(filter="all")  # type: ignore[arg-type]
 

@@ -74,7 +74,7 @@ def test_a_learning_goes_on_by_itself(fedunfold: Command, crash: Callable[..., N
     went_on = succeeded(fedunfold(*LEARN, "--out", "cut"))
     where = "cut/unfinished/learning.safetensors"
     assert went_on.err == (
-        f"going on with the unfinished run in cut\nresuming from outer iteration 3 of 4, saved in {where}\n"
+        f"resuming the unfinished run in cut\nresuming from outer iteration 3 of 4, saved in {where}\n"
     )
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
     assert not (tmp_path / "cut" / "unfinished").exists()

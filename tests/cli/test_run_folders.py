@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedunfold as fu
-from fedunfold.training import compare
+from fedunfold import api
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -129,8 +129,8 @@ def test_unreadable_settings_are_a_run_all_the_same(fedunfold: Command, two_site
 def test_the_demo_replaces_itself_and_nothing_else(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = compare.compare("digits-label-skew", ["fedavg"], trials=1)
-    monkeypatch.setattr(compare, "compare", lambda *_, **__: quick)
+    quick = api.compare("digits-label-skew", ["fedavg"], trials=1)
+    monkeypatch.setattr(api, "compare", lambda *_, **__: quick)
     for out in ((), (), ("--out", "runs/demo"), ("--out", "other")):
         assert fedunfold("demo", *out).code == 0
     assert fedunfold("demo", "--format", "json").json == quick.as_json() | {"folder": "runs/demo"}

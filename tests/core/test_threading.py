@@ -12,7 +12,8 @@ from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.threading import WORTH_THREADS, threads_for
 from fedunfold.engines.simulation.backends.base import StepSums
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer, is_built
+from fedunfold.engines.simulation.backends.cpu import is_built
+from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.local import momentum, sgd
 from fedunfold.rules import size

@@ -41,7 +41,7 @@ ONLY_READ = {
     "learn digits-label-skew --device cuda": "needs a GPU",
     "compare mnist-2": "needs MNIST and a GPU",
 }
-OWN_TEST = {"docs/own-data.md": "tests/docs/test_own_data_page.py, beside the files it needs"}
+OWN_TEST = {"docs/custom-data.md": "tests/docs/test_custom_data_page.py, beside the files it needs"}
 MINE = ("fedunfold env show digits-flaky > mine.toml", "fedunfold learn mine.toml --out runs/mine")
 GIVEN = {"docs/resuming.md": MINE, "docs/robustness.md": MINE}
 """What a page takes for granted."""

@@ -19,7 +19,7 @@ def code_cells(path: Path) -> list[Any]:
 
 
 def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["own_model", "own_rule", "quickstart"]
+    assert [path.stem for path in NOTEBOOKS] == ["custom_model", "custom_rule", "quickstart"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

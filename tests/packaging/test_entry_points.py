@@ -34,6 +34,7 @@ def python(installed: Path, *arguments: str, cwd: Path = ROOT) -> "subprocess.Co
     )
 
 
+@pytest.mark.slow
 def test_compare_and_learn_through_it(installed: Path) -> None:
     ended = python(installed, "-m", "tests.support.check_outside_parts")
     assert ended.returncode == 0, ended.stderr
@@ -43,6 +44,7 @@ def typed(installed: Path, folder: Path, *arguments: str) -> "subprocess.Complet
     return python(installed, "-m", "fedunfold", *arguments, "--rounds", "1", cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_its_parts_by_name(installed: Path, tmp_path: Path) -> None:
     compared = ["compare", "digits-label-skew", "--methods", "fedavg,power-of-size-fedavg", "--trials", "1"]
     compared += ["--update", "adamw:decay=0.2", "--server", "lookahead", "--format", "json"]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import InputError, WriteError
 from fedunfold.rules import WeightingRule
 from fedunfold.rules.learned import FORMAT, LearnedWeights
 from fedunfold.version import VERSION
@@ -95,7 +95,7 @@ def test_strided_weights_can_be_saved(tmp_path: Path) -> None:
 
 def test_saving_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(WriteError, match="cannot write"):
         learned().save(tmp_path / "file" / "weights.safetensors")
 
 

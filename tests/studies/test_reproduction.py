@@ -164,7 +164,9 @@ def test_price_of_learning_by_hand() -> None:
     megabyte = 39 * 4 / 1e6
     assert cost("fedavg") == pytest.approx((3, 39, 18 * megabyte))
     assert cost("duw-fedavg") == pytest.approx((3 + 2 * 3, 39 + 2 * (39 + 8), (18 + 2 * (18 + 6)) * megabyte))
-    assert cost("duw-fedavg", draws=2) == pytest.approx((3 + 4 * 3, 39 + 4 * (39 + 8), (18 + 4 * (18 + 6)) * megabyte))
+    assert cost("duw-fedavg", num_samples=2) == pytest.approx(
+        (3 + 4 * 3, 39 + 4 * (39 + 8), (18 + 4 * (18 + 6)) * megabyte)
+    )
     absent = [{"rounds": 3, "client_steps": 30, "participations": 7}]  # 2 of 9 away: 2 · 8/3 steps of one pass
     balanced = tables.price(
         case, replace(found["duw-fedavg"], learning=Learning(iterations=2, outer="balanced")), absent
@@ -182,7 +184,7 @@ def test_rounds_to_a_milestone() -> None:
 def test_variants_change_one_thing_each() -> None:
     ours, *others = [e for e in list_rows("variants", tiny(), SETTING) if e.learning is not None]
     assert ours.name == "fedunfold"
-    fields = ("base", "update", "absent", "learning")
+    fields = ("base", "local", "absent", "learning")
     seen = [tuple(getattr(row, name) for name in fields) for row in (ours, *others)]
     assert len({str(row) for row in seen}) == len(seen), "two variants are the same"
     for row in others[:-1]:

@@ -16,8 +16,8 @@ from fedunfold.core.participation import RoundRng
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer
-from fedunfold.engines.simulation.backends.cuda import CudaTrainer
+from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer
+from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.batching import ClientSlice, plan_batches
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
@@ -33,7 +33,7 @@ SLICES = [
 ]  # minibatches of 18, 14, 4 and 1
 SLOTS, ROWS, BATCH = len(SLICES), 73, 18
 CPU = torch.device("cpu")
-Parts = tuple[MLPKernel, Tensor, Tensor, DeviceBatchPlan, Tensor, LocalOptimizer, OuterWeights | None]
+Parts = tuple[MLPKernel, Tensor, DeviceBatchPlan, Tensor, LocalOptimizer, OuterWeights | None, Tensor]
 
 CASES = [
     pytest.param((20, 5), sgd(), None, id="one layer"),
@@ -140,7 +140,7 @@ class Comparison:
             factors = torch.tensor([1.0, 0.5, 2.0], dtype=dtype, device=device)
             terms = OuterWeights(OUTER_LOSSES.make(outer), factors, weights)
         rates = torch.tensor([0.1, 0.05, 0.2], dtype=dtype, device=device)
-        return stack(sides), x.to(device, dtype), y.to(device), minibatches.upload(device, dtype), rates, update, terms
+        return stack(sides), y.to(device), minibatches.upload(device, dtype), rates, update, terms, x.to(device, dtype)
 
 
 def _sums(size: int, like: Tensor, *, gradients: bool) -> StepSums:

@@ -11,12 +11,17 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS, LocalOptimizer
+from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import sgd
+from fedunfold.rules import WeightingRule, size
+from fedunfold.training.loop import run_rounds
 
 RUN = "trial-0"
 SIZES = {"a": 7, "b": 4, "c": 9}
@@ -126,6 +131,19 @@ def train(
     start = federation.initial_model(RUN)
     request = TrainRequest(RUN, round, start, optimizer or sgd(), required_metrics=frozenset(metrics), **more)
     return federation.train([request])[0]
+
+
+def run_one(
+    federation: Federation, rule: WeightingRule, rounds: int, *, run: str = RUN, algorithm: Algorithm | None = None
+) -> RunResult:
+    """One run."""
+    (result,) = run_rounds(federation, rule, rounds, [run], algorithm=algorithm)
+    return result
+
+
+def final_model(env: Environment, optimizer: LocalOptimizer, rule: Any = None, **settings: Any) -> Tensor:
+    """Where a run of an environment ends, by size unless said otherwise."""
+    return run_one(simulated(env), rule or size(), env.rounds, algorithm=Algorithm(optimizer, **settings)).model
 
 
 def mlp(env: Environment) -> ModelFactory:

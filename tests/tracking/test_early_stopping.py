@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
 
+import fedunfold as fu
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.tracking import CallbackList
-from fedunfold.tracking.callback import Callback, OuterStepRelay
+from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.early_stopping import EarlyStopping
-from tests.support.run_records import learned
+from tests.support.federations import tiny
 
 
 def stops(stopping: Callback, losses: list[float], method: str = "fedavg", trial: int = 0) -> list[bool | None]:
@@ -73,15 +75,57 @@ def test_one_callback_that_wants_to_stop_is_enough_and_all_are_called() -> None:
     assert stops(CallbackList(Counting()), [0.5, 0.5]) == [False, False]
 
 
+class StopAfter(Callback):
+    """Wants every trial to stop after a round, and learning after an outer iteration."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def on_outer_step(self, method: str, so_far: Any, iterations: int) -> bool:
+        return len(so_far.losses) > self.last
+
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool:
+        return round_index + trial >= self.last
+
+
+def test_a_run_that_is_stopped_has_the_rounds_until_then() -> None:
+    whole, stopped = fu.run(tiny()), fu.run(tiny(), callback=StopAfter(1))
+    assert len(whole.evaluations) == 3
+    assert stopped.accuracies == whole.accuracies[:2]
+    assert torch.equal(stopped.weights, whole.weights[:2])
+
+
+def test_weights_that_are_stopped_have_the_iterations_until_then() -> None:
+    learning = fu.Learning(iterations=4)
+    whole = fu.learn_weights(tiny(), learning=learning)
+    stopped = fu.learn_weights(tiny(), learning=learning, callback=StopAfter(1))
+    assert torch.equal(stopped.losses, whole.losses[:2])
+    assert torch.equal(stopped.weights, whole.history[2])
+
+
+def test_trials_of_a_comparison_stop_each_at_its_own_round() -> None:
+    (method,) = fu.compare(tiny(), ["fedavg"], trials=2, callback=StopAfter(1)).methods
+    assert [len(trial.evaluations) for trial in method.trials] == [2, 1]
+    assert len(method.rounds) == 2
+
+
 def test_learning_inside_a_comparison_can_be_stopped() -> None:
+    started: list[str] = []
+
     class Impatient(Callback):
+        def on_start(self, settings: Any) -> None:
+            started.append(settings["command"])
+
         def on_outer_step(self, method: str, so_far: Any, iterations: int) -> bool:
             return method == "duw-fedavg" and len(so_far.losses) == 2
 
-    outer = CallbackList(Impatient())
-    assert OuterStepRelay(outer, "duw-fedavg").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
-    assert not OuterStepRelay(outer, "fedunfold").on_outer_step("learned", learned(losses=(4.0, 3.0)), 5)
-    assert not OuterStepRelay(outer, "duw-fedavg").on_round_end("learned", 0, 0, Evaluation(0.5, 1.0))
+    learning, both = fu.Learning(iterations=3), ["duw-fedavg", "fedunfold"]
+    stopped, whole = fu.compare(tiny(), both, trials=1, learning=learning, callback=Impatient()).methods
+    assert stopped.learned is not None
+    assert len(stopped.learned.losses) == 2
+    assert whole.learned is not None
+    assert len(whole.learned.losses) == 3
+    assert started == ["compare"]
 
 
 def test_a_callback_that_fails_does_not_stop_training() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedunfold.core.algorithm import Absent, Algorithm
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.server import adam
 from fedunfold.unfolding import Learning
@@ -53,7 +53,7 @@ def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(InputError, match=r"cannot be written to .*: No space left on device; make room there"):
+    with pytest.raises(WriteError, match=r"cannot be written to .*: No space left on device; make room there"):
         gradient("disk", "keep", "first_order", torch.float32)
 
 

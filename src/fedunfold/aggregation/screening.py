@@ -29,7 +29,7 @@ An honest client that holds what nobody else does sends large updates too: look 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class FilterResult:
     """A round with what was accepted.
 
     Attributes:
-        report: The round, in which rejected clients are absent.
+        report: The round, in which rejected clients are absent, with the norms of the updates that are left.
         log_norms: x_k of those accepted, NaN for the others, [K].
         rejected: Who was rejected, and why.
     """
@@ -80,11 +80,13 @@ def filter_updates(
         normalized: Whether the local optimiser scales all updates to the same number of steps.
     """
     log_norms, reasons = np.full(len(report.client_ids), math.nan), dict(report.rejected)
-    if isinstance(report.updates, OpenUpdates):
-        clients, norms = report.updates.clients.numpy(), _norms(report, report.updates).numpy()
+    if isinstance(updates := report.updates, OpenUpdates):
+        measured = _norms(report, updates)
+        report = replace(report, updates=replace(updates, norms=measured))
+        clients, norms = updates.clients.numpy(), measured.numpy()
         finite = np.isfinite(norms)
         if report.layout.num_buffer_entries:
-            finite = is_usable(report.updates.rows).cpu().numpy()
+            finite = is_usable(updates.rows).cpu().numpy()
         if len(clients) and not finite.any():
             raise DivergenceError(_all_rejected(report, {*reasons, *(report.client_ids[k] for k in clients)}))
         steps = np.ones(len(clients)) if normalized else np.maximum(report.num_steps.numpy()[clients], 1)

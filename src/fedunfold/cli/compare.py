@@ -63,16 +63,16 @@ def _compare(
 ) -> None:
     import torch
 
+    from fedunfold import api
     from fedunfold.cli import console, trackers
     from fedunfold.runs.artifacts import of_comparison
-    from fedunfold.training import compare
 
     ending: Stopped | FedunfoldError | None = None
     with folder:
         with followed(options, environment, folder) as (progress, tracker):
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
-                comparison = compare.compare(
+                comparison = api.compare(
                     environment,
                     chosen,
                     trials=trials,

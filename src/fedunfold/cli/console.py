@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -110,22 +110,34 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
         return self._tasks[what]
 
 
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> Table:
+    """A table whose columns hold numbers, but for those at `words`; an empty row ends a section."""
+    made = Table(title=title or None)
+    for i, head in enumerate(heads):
+        made.add_column(head, justify="left" if i in words else "right")
+    for row in rows:
+        if row:
+            made.add_row(*row)
+        else:
+            made.add_section()
+    return made
+
+
 def comparison_table(comparison: Comparison) -> Table:
     """Accuracy after the last round, and what each method gains over the first."""
-    table = Table(title=f"{comparison.environment}, accuracy on the test set after the last round")
-    table.add_column("method")
-    for name in ("trials", "mean ± sd (%)", "gain", "worst class (%)"):
-        table.add_column(name, justify="right")
-    for result in comparison.methods:
-        gain = result.mean - comparison.methods[0].mean
-        table.add_row(
+    first = comparison.methods[0]
+    rows = (
+        (
             result.name,
             str(len(result.trials)),
             result.spread,
-            "" if result is comparison.methods[0] else f"{gain:+.1f}",
+            "" if result is first else f"{result.mean - first.mean:+.1f}",
             f"{result.worst_class:.1f}",
         )
-    return table
+        for result in comparison.methods
+    )
+    title = f"{comparison.environment}, accuracy on the test set after the last round"
+    return table(title, ("method", "trials", "mean ± sd (%)", "gain", "worst class (%)"), rows)
 
 
 def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), most: int = 12) -> Table:
@@ -135,23 +147,10 @@ def weights_table(learned: LearnedWeights, step_sizes: Sequence[float] = (), mos
     """
     shown = learned.weights.mean(0).argsort(descending=True)[:most].sort().values.tolist()
     hidden = len(learned.client_ids) - len(shown)
-    table = Table(title="learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else ""))
-    table.add_column("round", justify="right")
-    for k in shown:
-        table.add_column(learned.client_ids[k], justify="right")
-    if step_sizes:
-        table.add_column("step size", justify="right")
-    for t, row in enumerate(learned.weights):
-        steps = [f"{step_sizes[t]:.3f}"] if step_sizes else []
-        table.add_row(str(t + 1), *(f"{float(row[k]):.3f}" for k in shown), *steps)
-    return table
-
-
-def clients_table(rows: Iterable[tuple[str, ...]]) -> Table:
-    """Who takes part."""
-    table = Table(title="clients")
-    for name in ("client", "samples", "share", "labels", "divergence", "epochs", "participation_probability"):
-        table.add_column(name, justify="left" if name in ("client", "labels") else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = "learned weights" + (f" ({hidden} lighter clients not shown)" if hidden else "")
+    rows = (
+        (str(t + 1), *(f"{number:.3f}" for number in (*row[shown].tolist(), *step_sizes[t : t + 1])))
+        for t, row in enumerate(learned.weights)
+    )
+    heads = ("round", *(learned.client_ids[k] for k in shown), *(["step size"] if step_sizes else []))
+    return table(title, heads, rows, words=())

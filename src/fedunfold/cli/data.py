@@ -46,8 +46,8 @@ def features(
     cannot be read as images are named on standard error and counted.
     """
     from fedunfold.cli import console
+    from fedunfold.core.params import device_of
     from fedunfold.data.vision.extraction import extract
-    from fedunfold.training.learn import device_of
 
     done_of = (0, 0)
     with console.progress() as bars:

@@ -18,8 +18,6 @@ app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine
 @app.command("list", epilog="Example: fedunfold env list")
 def list_(output: opt.Format = "text") -> None:
     """The environments that come with fedunfold."""
-    from rich.table import Table
-
     from fedunfold.cli import console
     from fedunfold.config import bundled, environment
 
@@ -27,12 +25,8 @@ def list_(output: opt.Format = "text") -> None:
     if output == "json":
         console.print_json([{"name": env.name, "description": env.description} for env in found])
         return
-    table = Table()
-    table.add_column("environment", no_wrap=True)
-    table.add_column("what it is")
-    for env in found:
-        table.add_row(env.name, env.description)
-    console.out.print(table)
+    rows = ((env.name, env.description) for env in found)
+    console.out.print(console.table("", ("environment", "what it is"), rows, words=(0, 1)))
 
 
 @app.command(epilog="Example: fedunfold env show digits-flaky > mine.toml")
@@ -86,20 +80,20 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
             }
         )
         return
-    console.out.print(
-        console.clients_table(
-            (
-                client["key"],
-                str(client["samples"]),
-                f"{100 * client['samples'] / total:.1f} %",
-                _labels(found, client["label_counts"]),
-                f"{client['divergence']:.2f}",
-                _epochs(client["epochs"]),
-                f"{client['participation_probability']:g}",
-            )
-            for client in clients
+    rows = (
+        (
+            client["key"],
+            str(client["samples"]),
+            f"{100 * client['samples'] / total:.1f} %",
+            _labels(found, client["label_counts"]),
+            f"{client['divergence']:.2f}",
+            _epochs(client["epochs"]),
+            f"{client['participation_probability']:g}",
         )
+        for client in clients
     )
+    heads = ("client", "samples", "share", "labels", "divergence", "epochs", "participation_probability")
+    console.out.print(console.table("clients", heads, rows, words=(0, 3)))
     console.say(
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
         f"{data.classes} classes, {found.rounds} rounds; ready."

@@ -33,10 +33,10 @@ def learn(
     """Learn aggregation weights for an environment, and save them."""
     import torch
 
+    from fedunfold.api import learn_weights
     from fedunfold.cli import console, trackers
     from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
-    from fedunfold.training.learn import learn_weights
 
     environment = environment_of(env, options)
     chosen = methods.changed(methods.method(method), **asdict(parts))

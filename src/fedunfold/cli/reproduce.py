@@ -53,6 +53,7 @@ def reproduce(
     import torch
 
     from fedunfold.cli import console
+    from fedunfold.core.params import device_of
     from fedunfold.io.atomic import FolderLock, remove_stale_temp_files
     from fedunfold.runs.folder import make_writable, write_settings
     from fedunfold.studies.cases import STUDIES, Setting
@@ -60,7 +61,6 @@ def reproduce(
     from fedunfold.studies.processes import run_jobs
     from fedunfold.studies.records import StudyRecords, check_same
     from fedunfold.studies.results import Results
-    from fedunfold.training.learn import device_of
 
     setting = Setting(schedule, trials, seed, device)
     folder = out or Path("runs") / f"reproduce-{study}"

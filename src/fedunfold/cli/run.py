@@ -35,9 +35,10 @@ def run(
     """Train the federation once with a rule, a method or learned weights."""
     import torch
 
+    from fedunfold import api
     from fedunfold.cli import console, trackers
     from fedunfold.runs.artifacts import of_run
-    from fedunfold.training import compare, methods
+    from fedunfold.training import methods
 
     if mapped and weights is None:
         raise InputError("--map is about learned weights; name their file with --weights.")
@@ -53,7 +54,7 @@ def run(
     with folder or nullcontext():
         with followed(options, environment, folder) as (progress, tracker):
             try:
-                result = compare.run(
+                result = api.run(
                     environment,
                     chosen,
                     trial=trial,

@@ -139,7 +139,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
     if env.clients_per_round is not None or any(client.participation_probability < 1 for client in env.clients):
         yield "clients may be absent in this environment; the theorem has all of them in every round."
     if sizes := algorithm.step_sizes:
-        yield f"the server's steps are stretched by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."
+        yield f"the server's steps are scaled by {min(sizes):.3g} to {max(sizes):.3g}; the theorem has 1."
     if algorithm.absent == "remember":
         yield "the server remembers updates of absent clients; the theorem has fresh ones."
     if algorithm.server.name != "sgd":
@@ -150,34 +150,24 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"what is left open (–) needs constants that were not given: {options}."
 
 
-def _table(title: str, *columns: str, left: int = 1) -> "Table":
-    """The first `left` columns hold words, the others numbers."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < left else "right")
-    return table
-
-
 def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Table":
+    from fedunfold.cli import console
+
     shown = sorted(sorted(range(len(keys)), key=lambda k: -result.variances[k])[:most])
     hidden = len(keys) - len(shown)
-    table = _table(
-        "variance of the weights over the rounds" + (f" ({hidden} steadier clients not shown)" if hidden else ""),
-        "client",
-        "mean weight θ_k",
-        "variance V_k",
+    title = "variance of the weights over the rounds" + (f" ({hidden} steadier clients not shown)" if hidden else "")
+    rows = (
+        *((keys[k], _number(result.objective[k]), _number(result.variances[k])) for k in shown),
+        ("mean over clients", "", _number(result.mean_variance)),
+        (),
+        ("1/√T", "", _number(result.variance_scale)),
     )
-    for k in shown:
-        table.add_row(keys[k], _number(result.objective[k]), _number(result.variances[k]))
-    table.add_row("mean over clients", "", _number(result.mean_variance), end_section=True)
-    table.add_row("1/√T", "", _number(result.variance_scale))
-    return table
+    return console.table(title, ("client", "mean weight θ_k", "variance V_k"), rows)
 
 
 def _quantities(result: "Theory") -> "Table":
-    table = _table("quantities of the theorem", "symbol", "what it is", "value", "as published", left=2)
+    from fedunfold.cli import console
+
     low, high = min(result.effective_steps), max(result.effective_steps)
     span = _number(low) if low == high else f"{_number(low)} … {_number(high)}"
     rows = (
@@ -192,21 +182,24 @@ def _quantities(result: "Theory") -> "Table":
         ("D/L²", "largest drift", _number(result.d_per_l2), ""),
         ("D", "", _number(result.d), ""),
     )
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return console.table(
+        "quantities of the theorem", ("symbol", "what it is", "value", "as published"), rows, words=(0, 1)
+    )
 
 
 def _conditions(result: "Theory") -> "Table":
-    table = _table("conditions of the derivation", "condition", "left", "right", "holds")
+    from fedunfold.cli import console
+
     words = {True: "yes", False: "no", None: "–"}
-    for condition in result.conditions:
-        table.add_row(condition.statement, _number(condition.left), _number(condition.right), words[condition.holds])
-    return table
+    rows = (
+        (found.statement, _number(found.left), _number(found.right), words[found.holds]) for found in result.conditions
+    )
+    return console.table("conditions of the derivation", ("condition", "left", "right", "holds"), rows)
 
 
 def _terms(result: "Theory") -> "Table":
-    table = _table("bound on the mean of ‖∇f‖² over the rounds", "term", "formula", "value", "as published", left=2)
+    from fedunfold.cli import console
+
     formulas = {
         "start": "4 (f(w0) − f_inf)/(T τ_eff η)",
         "noise": "4 η L σ² Ã/K",
@@ -214,16 +207,17 @@ def _terms(result: "Theory") -> "Table":
         "dissimilarity": "20 η² L² κ² C̃",
         "varying_weights": "4 · 2^K (σ² + G²) Σ V_k",
     }
-    for name, formula in formulas.items():
-        table.add_row(
-            name.replace("_", " "),
-            formula,
-            _number(getattr(result.bound, name)),
-            _number(getattr(result.published_bound, name)),
-            end_section=name == "varying_weights",
-        )
-    table.add_row("sum", "", _number(result.bound.total), _number(result.published_bound.total))
-    return table
+    bounds = result.bound, result.published_bound
+    rows = (
+        *(
+            (name.replace("_", " "), formula, *(_number(getattr(bound, name)) for bound in bounds))
+            for name, formula in formulas.items()
+        ),
+        (),
+        ("sum", "", *(_number(bound.total) for bound in bounds)),
+    )
+    title = "bound on the mean of ‖∇f‖² over the rounds"
+    return console.table(title, ("term", "formula", "value", "as published"), rows, words=(0, 1))
 
 
 def _number(value: float | None) -> str:

@@ -5,11 +5,11 @@ import re
 FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
-        *("absent", "again", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
+        *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
         *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
         *("resume", "rounds", "test", "threads", "tie_rounds", "update_storage"),
     )
-} | {"allow_mapping": "--map", "aggregator": "--aggregator"}
+} | {"allow_mapping": "--map", "aggregator": "--aggregator", "folder": "--in"}
 """The option that sets an argument, by the argument's name."""
 QUOTES = "\"'"
 _ARGUMENT = re.compile(r"`(\w+)`|`?(?<![\w:,])(\w+)=([^\s`,;()]*[^\s`,;().])`?")

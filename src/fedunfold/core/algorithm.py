@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -59,10 +59,13 @@ class Algorithm:
         ):
             if not isinstance(given := getattr(self, name), kind):
                 raise InputError(f"an algorithm's {name} is one such as {examples}, not {given!r}.")
-        check_absent(self.absent)
-        check_filter(self.filter)
-        if self.absent_loss not in get_args(AbsentLoss):
-            raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
+        for name, what, choices in (
+            ("absent", "way to treat absent clients", get_args(Absent)),
+            ("filter", "filter of updates", get_args(UpdateFilter)),
+            ("absent_loss", "absent_loss", get_args(AbsentLoss)),
+        ):
+            if (given := getattr(self, name)) not in choices:
+                raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):
@@ -107,20 +110,6 @@ class Algorithm:
             aggregator=AGGREGATORS.make(**rest.pop("aggregator")),
             **rest,
         )
-
-
-def check_absent(absent: str) -> Absent:
-    """It, where it is one of the three; anything else is refused."""
-    if absent not in get_args(Absent):
-        raise InputError(f"unknown way to treat absent clients '{absent}'; choose keep, drop or remember.")
-    return cast(Absent, absent)
-
-
-def check_filter(name: str) -> UpdateFilter:
-    """It, where it is one of the two; anything else is refused."""
-    if name not in get_args(UpdateFilter):
-        raise InputError(f"unknown filter of updates '{name}'; choose finite or norm.")
-    return cast(UpdateFilter, name)
 
 
 def check_algorithm(given: object) -> None:

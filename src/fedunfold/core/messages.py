@@ -69,8 +69,7 @@ class TrainRequest:
         stores_updates: Whether the server stores single updates beyond the round.
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
-        curvature: Whether the backward pass of this round counts the curvature of the training loss; first order leaves
-            it out.
+        curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
     """
 
     run: str

@@ -1,6 +1,7 @@
 """A model as one vector w in R^d: its trainable parameters, and after them the buffers that training changes."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,3 +123,16 @@ def _running_statistics(module: nn.Module) -> dict[str, Tensor]:
 def fingerprint(tensor: Tensor) -> str:
     """Stands for a tensor's values."""
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def device_of(given: str | torch.device) -> torch.device:
+    """The device of that name, where it can be used here."""
+    name = str(given)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InputError(f"unknown device '{name}'; choose cpu or cuda.")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one.") from error
+    return device

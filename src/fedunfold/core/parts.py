@@ -90,7 +90,7 @@ class RoundInfo:
         round: t.
         layout: What the entries of a model are.
         coefficients: α_k of the clients that entered the direction, [n].
-        norms: ‖Δ_k‖ of these, [n]; None where updates are secure.
+        norms: ‖Δ_k‖ of these, [n]; None where updates are secure, or remembered from other rounds.
         num_examples: N_k of these, [n].
         num_steps: τ_k of these, [n].
     """
@@ -204,6 +204,9 @@ class RoundDecision:
         weights: Θ [K] on the simplex.
         step: s ≥ 0.
         momentum: β, 0 ≤ β < 1.
+
+    >>> RoundDecision(torch.tensor([0.5, 0.5]), step=0.5).momentum
+    0.0
     """
 
     weights: Tensor

@@ -26,7 +26,7 @@ def of_run(
         rejected: Whose updates were rejected.
         min_updates: How many updates a step needs.
     """
-    found = [*_set_aside(rejected, len(participated))]
+    found = [*_rejections(rejected, len(participated))]
     if empty := _longest(~participated.any(1)):
         first, last = empty
         found.append(
@@ -78,7 +78,7 @@ def of_learning(
     return tuple(found)
 
 
-def _set_aside(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:
+def _rejections(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:
     by_client: dict[str, list[RejectedUpdate]] = {}
     for entry in entries:
         by_client.setdefault(entry.client, []).append(entry)

@@ -89,7 +89,3 @@ FEDERATION_BYTES = Limit("FEDERATION_BYTES", 2**26, "bytes of a federation's rec
 WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py
-FEDERATION_BYTES = Limit(
-    "FEDERATION_BYTES", 2**26, "bytes of a federation's record"
-)  # counts for each client and class
-WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration

@@ -12,8 +12,8 @@ For τ = 0 … τ_k−1 on minibatches b, with w_k from w^(t):
 """
 
 from fedunfold.local.momentum import Momentum as momentum
+from fedunfold.local.nova import Accumulated as accumulated
 from fedunfold.local.nova import Nova as nova
-from fedunfold.local.nova import accumulated
 from fedunfold.local.prox import Prox as prox
 from fedunfold.local.sgd import SGD as sgd
 

@@ -51,7 +51,7 @@ class Accumulated(LocalOptimizer):
     Attributes:
         base: The optimiser that clients train by.
 
-    >>> accumulated(Momentum(rho=0.5)).name
+    >>> Accumulated(Momentum(rho=0.5)).name
     'accumulated-momentum'
     """
 
@@ -91,11 +91,6 @@ class Accumulated(LocalOptimizer):
 
     def scales(self, num_examples: np.ndarray, num_steps: np.ndarray, lr: float) -> tuple[np.ndarray, np.ndarray]:
         return np.ones(len(num_examples)), _ratio(self, num_examples, num_steps, lr)
-
-
-def accumulated(base: LocalOptimizer) -> Accumulated:
-    """Wang et al.'s general form of FedNova over sgd, prox or momentum."""
-    return Accumulated(base)
 
 
 def _ratio(optimizer: LocalOptimizer, num_examples: np.ndarray, num_steps: np.ndarray, lr: float) -> np.ndarray:

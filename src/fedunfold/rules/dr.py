@@ -18,10 +18,12 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
 
         Θ_k ∝ (N_k/N) · F_k^(q+1)
 
-    F_k is client k's loss: with `path` the sum of the minibatch losses met during its local epochs, with
-    `start` the mean loss on all of its data at w^(t). For federations in which a minority of clients would
-    otherwise be left behind; a larger q presses harder on the worst. Under `path` a client that makes more
-    steps also sums more losses and so counts for more.
+    For federations in which a minority of clients would otherwise be left behind.
+
+    Args:
+        q: q ≥ 0; a larger one presses harder on the worst.
+        loss: F_k: with "path" the sum of the minibatch losses that client k met during its local epochs, so that one
+            that makes more steps counts for more; with "start" its mean loss on all of its data at w^(t).
 
     A client that reported no loss this round counts with its last one, or, before its first, with the mean
     of the known ones. Where no loss is known, or all are 0, the weights are N_k/N.

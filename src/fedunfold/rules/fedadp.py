@@ -20,12 +20,14 @@ def fedadp(beta: float = 7.0) -> Rule:
         φ̃_k  = mean of φ_k over the rounds in which client k participated
         Θ_k  ∝ N_k · exp(h(φ̃_k)),   h(φ) = β (1 − exp(−exp(−β (φ − 1))))
 
-    h falls from β for aligned gradients to 0 for opposed ones, steepest at φ = 1, the more abruptly the
-    larger β. For federations in which a majority agrees on a direction and some clients with odd data
-    disturb it; the odd ones lose their say. Absent clients get weight 0; where nobody participates the weights
-    are N_k/N, which then multiply nothing.
+    h falls from β for aligned gradients to 0 for opposed ones, steepest at φ = 1. For federations in which a majority
+    agrees on a direction and some clients with odd data disturb it; the odd ones lose their say. Absent clients get
+    weight 0; where nobody participates the weights are N_k/N, which then multiply nothing.
 
     Only participating clients get weight, so that `keep`, `drop` and `remember` come to the same.
+
+    Args:
+        beta: β > 0; the larger, the more abruptly h falls.
 
     Reference: Wu and Wang 2021, Fast-Convergent Federated Learning With Adaptive Weighting.
 

@@ -29,6 +29,9 @@ def fedfa(gamma: float = 0.5) -> Rule:
 
     Only participating clients get weight, so that `keep`, `drop` and `remember` come to the same.
 
+    Args:
+        gamma: γ, 0 ≤ γ ≤ 1, how much accuracy counts beside participation.
+
     Reference: Huang et al. 2020, Fairness and Accuracy in Federated Learning.
 
     >>> from fedunfold.core.messages import ClientMetrics

@@ -19,6 +19,10 @@ def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str 
     For weights that were learned elsewhere, read from a file or chosen by hand. The columns stand for the
     clients in the order in which the federation lists them.
 
+    Args:
+        matrix: Θ, [T, K], every row on the simplex.
+        name: What it is called in tables.
+
     >>> fixed([[0.5, 0.5], [0.9, 0.1]]).name
     'fixed'
     """

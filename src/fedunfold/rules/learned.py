@@ -27,7 +27,7 @@ FORMAT = 2
 
 
 class Header(Settings):
-    """What the file says beside its tensors; the checksum is as in `checkpoints`."""
+    """What a file holds beside its tensors; the checksum is that of `io.checkpoint`."""
 
     checksum: str = ""
     format: Count
@@ -41,11 +41,19 @@ class Header(Settings):
 
 @dataclass(frozen=True, eq=False)
 class LearnedWeights:
-    """Θ[T, K] for the clients `client_ids`, with the outer loss of every iteration and Θ before and after each.
+    """A table of weights learned for a federation, its clients and its rounds: the weighting rule Θ^(t) = weights[t].
 
-    `losses[M]` belongs to the weights `history[:M]`; `history[M]` are the final ones. `digest` stands for the
-    federation they were learned on. It is a weighting rule: Θ^(t) = weights[t]. `warnings` say what was odd about
-    the learning, a line each.
+    Attributes:
+        client_ids: The clients.
+        weights: Θ, [T, K].
+        losses: The outer loss of every iteration, [M]; it belongs to the weights history[:M].
+        history: Θ before the first iteration and after each, [M+1, T, K].
+        settings: How they were learned, and with which algorithm, in plain values.
+        digest: Stands for the federation they were learned on.
+        version: Of the package that learned them.
+        name: What they are called in tables.
+        required_metrics: Nothing has to be reported for them.
+        warnings: What was odd about learning them, a line each.
 
     >>> import fedunfold as fu
     >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=1))
@@ -97,12 +105,18 @@ class LearnedWeights:
             raise InputError(f"the learned weights do not say what they were learned for ({error}).") from error
 
     def adapt(self, keys: Sequence[str], rounds: int, digest: str, *, allow_mapping: bool = False) -> "LearnedWeights":
-        """These weights for a federation: refused where it is another one, unless `allow_mapping`.
+        """These weights for a federation.
 
-        An empty digest, theirs or ours, stands for a federation that was not described.
+        Args:
+            keys: Its clients.
+            rounds: T.
+            digest: What stands for it; an empty one, theirs or ours, for a federation that was not described.
+            allow_mapping: Whether they may be mapped to another federation: by client id (every client must be known;
+                rows are renormalised over those taken) and by round (a shorter run takes the first rows, rounds beyond
+                T repeat the last).
 
-        Mapping goes by client key (every client must be known; rows are renormalised over those taken) and
-        by round: a shorter run takes the first rows, rounds beyond T repeat the last.
+        Raises:
+            InputError: Where it is another federation and mapping is not allowed, or not possible.
         """
         same_federation = digest == self.digest or not (digest and self.digest)
         if tuple(keys) == self.client_ids and rounds == len(self.weights) and same_federation:

@@ -14,7 +14,7 @@ def size() -> Rule:
         Θ_k = N_k / N
 
     The usual choice, and the right one where clients hold like data, train equally long and are rarely
-    away: the average then follows the gradient of the loss over all samples.
+    absent: the average then follows the gradient of the loss over all samples.
 
     Reference: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized
     Data.
@@ -29,6 +29,6 @@ def size() -> Rule:
 
 
 def size_shares(report: ClientUpdates) -> Tensor:
-    """N_k/N over all clients, present or not, in float64 whatever the report came in."""
+    """N_k/N over all clients, participating or not, in float64 whatever the report came in."""
     sizes = report.num_examples.cpu().to(torch.float64)
     return sizes / sizes.sum()

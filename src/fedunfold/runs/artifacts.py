@@ -9,13 +9,13 @@ from typing import Any
 from safetensors.torch import save as serialize
 
 from fedunfold import plotting
+from fedunfold.api import client_accuracies, trained_module
 from fedunfold.config import Environment
 from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, RESULT, file_name
 from fedunfold.tracking.scalars import iteration_records, round_record
-from fedunfold.training.compare import client_accuracies, trained_module
 from fedunfold.training.comparison import Comparison
 
 Files = Mapping[str, Callable[[Path], object]]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
@@ -94,9 +94,9 @@ def find_run(name: str, folder: Path) -> RunSummary:
     """
     path = Path(name) if len(Path(name).parts) > 1 else folder / name
     if path.resolve().parent != folder.resolve() or path.name in ("", ".."):
-        raise InputError(f"'{name}' is not in {folder}; name the folder that holds the run.")
+        raise InputError(f"'{name}' is not in {folder}; give the folder that holds the run as `folder`.")
     if path.is_symlink():
-        raise InputError(f"{path} is a link; name the folder that holds what it leads to.")
+        raise InputError(f"{path} is a link; give the folder that holds what it leads to as `folder`.")
     path = folder / path.name
     if not path.is_dir():
         known = [found.name for found in _run_folders(folder)]
@@ -178,6 +178,9 @@ def delete_run(run: RunSummary) -> list[str]:
 
     Returns:
         The names of what stays.
+
+    Raises:
+        WriteError: A file cannot be deleted.
     """
     try:
         for file in run.files:  # settings.json comes last: what is deleted only in part is still a run
@@ -189,7 +192,9 @@ def delete_run(run: RunSummary) -> list[str]:
         if not left:
             run.path.rmdir()
     except OSError as error:
-        raise InputError(f"cannot delete the run in {run.path}: {error.strerror or error}.") from error
+        raise WriteError(
+            f"cannot delete the run in {run.path}: {error.strerror or error}; delete it by hand."
+        ) from error
     return left
 
 
@@ -197,7 +202,7 @@ def _run_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and _is_run(path))
     except FileNotFoundError as error:
-        raise InputError(f"there is no folder {folder}; name the folder that holds the runs.") from error
+        raise InputError(f"there is no folder {folder}; give the one that holds the runs as `folder`.") from error
     except OSError as error:
         raise InputError(f"cannot read the folder {folder}: {error.strerror}.") from error
 

@@ -7,6 +7,9 @@
 | adam, yogi, adagrad | a step size for every coordinate (`adaptive`)     |
 
 An update is a pure function of (w, u, state), so that the adjoint differentiates any of them.
+
+>>> sgd(lr=0.5).describe()
+{'name': 'sgd', 'lr': 0.5}
 """
 
 from fedunfold.server.adaptive import Adagrad as adagrad

@@ -112,7 +112,7 @@ def _describe_rejected(seen: CaseRecords) -> Iterator[str]:
     keys, bad = seen.case.load().keys, _bad_clients(seen.case)
     for row in seen.rows:
         trials = seen.trials(row.name)
-        if row.screen == "norm" and row.learning is None and trials:
+        if row.filter == "norm" and row.learning is None and trials:
             of_bad = sum(trial["rejected"].get(keys[k], 0) for trial in trials for k in bad)
             of_all = sum(sum(trial["rejected"].values()) for trial in trials)
             rounds = len(bad) * sum(trial["rounds"] for trial in trials)

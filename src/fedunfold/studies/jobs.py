@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedunfold.core.errors import FedunfoldError, InputError
+from fedunfold.core.params import device_of
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
@@ -13,7 +14,6 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.cases import StudyCase, local_steps
 from fedunfold.studies.records import StudyRecords
 from fedunfold.studies.rows import StudyRow
-from fedunfold.training.learn import device_of
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import learn
 

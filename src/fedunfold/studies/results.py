@@ -186,7 +186,7 @@ def _document(seen: CaseRecords, row: StudyRow) -> dict[str, Any]:
         document["accuracies"] = [np.round(trial["accuracies"], 5).tolist() for trial in trials]
         document["client_steps"] = [trial["client_steps"] for trial in trials]
         document["participations"] = [trial["participations"] for trial in trials]
-        if row.screen is not None:
+        if row.filter is not None:
             document["rejected"] = [trial["rejected"] for trial in trials]
     learned = seen.records.weights(seen.case, row.name) if row.learning is not None else None
     if learned is not None:

@@ -28,10 +28,10 @@ class StudyRow:
         learning: How its weights are learned, where the method has no rule.
         weights_from: The row whose learned weights it uses.
         seed_shift: Is added to the seed.
-        update: Another local update for the method.
-        absent: Another treatment of absent clients.
-        screen: Another filter of updates.
-        aggregate: Another aggregation.
+        local: Another local optimiser for the method.
+        absent: What becomes of absent clients.
+        filter: Which updates are rejected.
+        aggregator: Another aggregator.
         title: What it is called in tables; its name where there is none.
     """
 
@@ -42,16 +42,16 @@ class StudyRow:
     learning: Learning | None = None
     weights_from: str | None = None
     seed_shift: int = 0
-    update: str | None = None
+    local: str | None = None
     absent: str | None = None
-    screen: str | None = None
-    aggregate: str | None = None
+    filter: str | None = None
+    aggregator: str | None = None
     title: str = ""
 
     @property
     def method(self) -> Method:
         """The method with its parts."""
-        parts = {name: getattr(self, name) for name in ("update", "absent", "screen", "aggregate")}
+        parts = {name: getattr(self, name) for name in ("local", "absent", "filter", "aggregator")}
         return changed(method(self.base), **parts)
 
 
@@ -106,21 +106,21 @@ def _variants(ours: StudyRow) -> list[StudyRow]:
     return [
         replace(ours, title="fedunfold, the recommended setting"),
         replace(ours, name="keep", title="absent clients: keep", absent="keep"),
-        replace(ours, name="sgd", title="local update: sgd", update="sgd"),
+        replace(ours, name="sgd", title="local update: sgd", local="sgd"),
         learned("path", "outer loss: path", outer="path"),
         learned("sample", "outer loss: sample", outer="sample"),
         learned("final-balanced", "outer loss: final-balanced", outer="final-balanced"),
         learned("exact", "adjoint: exact", adjoint="exact"),
         learned("exact-final-balanced", "exact, final-balanced", adjoint="exact", outer="final-balanced"),
-        learned("draws", "4 draws for each step", draws=4),
+        learned("draws", "4 draws for each step", num_samples=4),
         learned("resample", "initial model: resampled", initial_model="resample"),
-        learned("pull", "pull towards sizes: 0.1", pull=0.1),
-        learned("steps-one", "step sizes: all 1", step_sizes="one"),
-        learned("shared", "10 rounds share their weights", shared_rounds=10),
+        learned("pull", "pull towards sizes: 0.1", kl_weight=0.1),
+        learned("steps-one", "step sizes: all 1", step_sizes="fixed"),
+        learned("shared", "10 rounds share their weights", tie_rounds=10),
         learned("larger-steps", "outer steps of 0.03", lr=0.03),
         learned("longer", "50 outer steps, from 0.02 down", iterations=50, lr=0.02, decay="linear"),
         replace(
-            learned("published", "duw-fedavg, remember", outer="path", step_sizes="one"),
+            learned("published", "duw-fedavg, remember", outer="path", step_sizes="fixed"),
             base="duw-fedavg",
             absent="remember",
         ),
@@ -131,10 +131,10 @@ def _under_attack(row: "partial[StudyRow]", learning: Learning) -> list[StudyRow
     """By size, robust in several ways, and learned. All participate, so that dropping is about rejected updates."""
     return [
         row("fedavg", "fedavg", title="FedAvg"),
-        row("fedavg-screened", "fedavg", screen="norm", title="FedAvg, screened by norm"),
+        row("fedavg-screened", "fedavg", filter="norm", title="FedAvg, screened by norm"),
         row("median-fedavg", "median-fedavg", title="median"),
-        row("trimmed-fedavg", "trimmed-fedavg", aggregate="trimmed:share=0.25", title="trimmed mean, 0.25"),
-        row("krum-fedavg", "krum-fedavg", aggregate="krum:bad=2", title="multi-Krum, 2 bad"),
+        row("trimmed-fedavg", "trimmed-fedavg", aggregator="trimmed-mean:fraction=0.25", title="trimmed mean, 0.25"),
+        row("krum-fedavg", "krum-fedavg", aggregator="krum:num_byzantine=2", title="multi-Krum, 2 bad"),
         row("duw-fedavg", "duw-fedavg", learning=learning, title="learned"),
-        row("duw-fedavg-screened", "duw-fedavg", learning=learning, screen="norm", title="learned, screened by norm"),
+        row("duw-fedavg-screened", "duw-fedavg", learning=learning, filter="norm", title="learned, screened by norm"),
     ]

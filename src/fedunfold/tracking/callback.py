@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 
 
@@ -59,14 +60,14 @@ class Callback:
             True to stop the trial here; trials that are trained together stop when every one of them is to.
         """
 
-    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         """A trial ended.
 
         Args:
             method: The method's name.
             trial: The trial's number, from 0.
             trials: How many there are in all.
-            result: Its `RunResult`.
+            result: What came out.
         """
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -119,7 +120,7 @@ class CallbackList(Callback):
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool:
         return self._call(lambda callback: callback.on_round_end(method, trial, round_index, evaluation))
 
-    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self._call(lambda callback: callback.on_trial_end(method, trial, trials, result))
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -142,21 +143,6 @@ class CallbackList(Callback):
                 about = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 self._log(f"{type(callback).__name__} failed ({about}); the run continues without it.")
         return stop
-
-
-class OuterStepRelay(Callback):
-    """Passes on the outer steps of weights that a comparison learns, under their method's name, and nothing else.
-
-    Args:
-        outer: The comparison's callback.
-        method: The method's name.
-    """
-
-    def __init__(self, outer: Callback, method: str) -> None:
-        self._outer, self._method = outer, method
-
-    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool | None:
-        return self._outer.on_outer_step(self._method, so_far, iterations)
 
 
 @contextmanager

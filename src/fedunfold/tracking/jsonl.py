@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import iteration_records, mean_weights, round_record
@@ -40,7 +41,7 @@ class JsonLines(Callback):
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         self._write(round_record(method, trial, round_index, evaluation))
 
-    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         accuracy = 100 * result.accuracies[-1]
         self._write({"method": method, "trial": trial, "accuracy": accuracy, "weights": result.weights.tolist()})
 

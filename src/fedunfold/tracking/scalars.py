@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 
@@ -99,7 +100,7 @@ class ScalarCallback(Callback):
         both = [Scalar(f"{name}/{what}", record[what], round_index) for what in ("accuracy", "loss")]
         self.log_scalars([*both, *classes])
 
-    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.log_scalars(_mean_weights(f"{method}/trial-{trial}", result.weights, self._clients, 0))
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.scalars import Scalar, ScalarCallback, flattened
 
@@ -47,7 +48,7 @@ class TensorBoard(ScalarCallback):
         self._learned[method] = so_far
         super().on_outer_step(method, so_far, iterations)
 
-    def on_trial_end(self, method: str, trial: int, trials: int, result: Any) -> None:
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self._histograms(f"{method}/trial-{trial}/weights", result.weights)
         super().on_trial_end(method, trial, trials, result)
 

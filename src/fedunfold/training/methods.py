@@ -18,14 +18,15 @@ recommend: nova's local optimiser, learned weights and step sizes, and a server 
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fedunfold.core.algorithm import Algorithm, check_absent, check_algorithm, check_filter
+from fedunfold.core.algorithm import Algorithm, check_algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS
 from fedunfold.core.registry import unknown
 from fedunfold.local import nova
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import RULES, WeightingRule, as_rule
+from fedunfold.rules.rule import RULES, Weigh, WeightingRule, as_rule
 from fedunfold.unfolding import Learning
 
 BASES = {
@@ -40,6 +41,7 @@ BASES = {
 LEARNED = "duw"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
 ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
+PARSERS = {"local": LOCAL_OPTIMIZERS.parse, "server": SERVER_OPTIMIZERS.parse, "aggregator": AGGREGATORS.parse}
 ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
 
 
@@ -132,24 +134,26 @@ def changed(
         filter: Which updates are rejected.
         aggregator: Another aggregator.
     """
-    algorithm, weigh = given.algorithm, given.rule
-    if local is not None:
-        algorithm = replace(algorithm, local=LOCAL_OPTIMIZERS.parse(local))
-    if server is not None:
-        algorithm = replace(algorithm, server=SERVER_OPTIMIZERS.parse(server))
-    if absent is not None:
-        algorithm = replace(algorithm, absent=check_absent(absent))
-    if filter is not None:
-        algorithm = replace(algorithm, filter=check_filter(filter))
-    if aggregator is not None:
-        algorithm = replace(algorithm, aggregator=AGGREGATORS.parse(aggregator))
-    if rule is not None:
-        weigh = RULES.parse(rule)
+    texts = {"local": local, "server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
+    parts: dict[str, Any] = {name: PARSERS.get(name, str)(text) for name, text in texts.items() if text is not None}
     filtered = None if filter is None else f"filter {filter}"
     name = " ".join(part for part in (given.name, local, rule, server, absent, filtered, aggregator) if part)
-    return Method(name, algorithm, weigh, given.learning)
+    algorithm = replace(given.algorithm, **parts)
+    return Method(name, algorithm, given.rule if rule is None else RULES.parse(rule), given.learning)
 
 
 def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
     """Learned weights with the algorithm they were learned for."""
     return Method(name or learned.name, learned.algorithm, learned)
+
+
+def as_method(given: Method | WeightingRule | Weigh | str) -> Method:
+    """A method as it is or by its name; learned weights with what they were learned for; a rule with plain FedAvg."""
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return method(given)
+    if isinstance(given, LearnedWeights):
+        return learned_method(given)
+    rule = as_rule(given)
+    return Method(rule.name, Algorithm(), rule)

@@ -22,8 +22,7 @@ from fedunfold.core.warnings import of_learning
 from fedunfold.io.checkpoint import Checkpoint
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
-from fedunfold.unfolding.optimizer import EPSILON
-from fedunfold.unfolding.state import Progress
+from fedunfold.unfolding.state import EPSILON, Progress
 from fedunfold.unfolding.update_store import UpdateStorage
 from fedunfold.version import VERSION
 

@@ -1,4 +1,8 @@
-"""Where a weight-learning run stands, in memory and in a checkpoint."""
+"""Where a weight-learning run stands, in memory and in a checkpoint, and the step that takes it further.
+
+The step is Adam's on θ (Kingma and Ba 2015), with or without momentum, as a pure function with its state in the open:
+torch's own optimiser loads the compiler on first use, which takes seconds that nothing here needs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +12,40 @@ from torch import Tensor
 
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.unfolding.adjoint import normalize_squares
-from fedunfold.unfolding.optimizer import Adam
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class Adam:
+    """m ← β₁ m + (1−β₁) g,  v ← β₂ v + (1−β₂) g²,  θ ← θ − η (m/(1−β₁ⁿ)) / (√(v/(1−β₂ⁿ)) + ε) at step n.
+
+    >>> theta, _ = Adam.start(torch.zeros(1)).step(torch.zeros(1), torch.ones(1), lr=0.5)
+    >>> round(theta.item(), 6)
+    -0.5
+    """
+
+    m: Tensor
+    v: Tensor
+    steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    @classmethod
+    def start(cls, theta: Tensor, betas: tuple[float, float] = betas) -> "Adam":
+        return cls(torch.zeros_like(theta), torch.zeros_like(theta), betas=betas)
+
+    @property
+    def slopes(self) -> Tensor:
+        """√(v/(1−β₂ⁿ)), how large gradients were of late; one far below ε moves nothing."""
+        return (self.v / (1 - self.betas[1] ** max(1, self.steps))).sqrt()
+
+    def step(self, theta: Tensor, gradient: Tensor, lr: float | Tensor) -> tuple[Tensor, "Adam"]:
+        """The next θ, and the state after it."""
+        n, (beta1, beta2) = self.steps + 1, self.betas
+        m = beta1 * self.m + (1 - beta1) * gradient
+        v = beta2 * self.v + (1 - beta2) * gradient.square()
+        unbiased_m, unbiased_v = m / (1 - beta1**n), v / (1 - beta2**n)
+        return theta - lr * unbiased_m / (unbiased_v.sqrt() + EPSILON), replace(self, m=m, v=v, steps=n)
 
 
 @dataclass(frozen=True)
@@ -20,7 +57,7 @@ class Progress:
         optimizer: Its state.
         losses: An entry for every iteration done.
         history: Θ before the first iteration and after each, [T, K].
-        rejections: In how many rounds of all of them each client was rejections, [K].
+        rejections: In how many rounds of all of them each client was rejected, [K].
     """
 
     roots: Tensor

@@ -17,7 +17,7 @@ from typing import IO, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import WriteError
 from fedunfold.core.messages import OpenSum, WeightedSum
 
 UpdateStorage = Literal["full", "half", "disk"]
@@ -92,7 +92,7 @@ class UpdateStore(AbstractContextManager["UpdateStore"]):
             file.write(content.data)
             file.flush()
         except OSError as error:
-            raise InputError(
+            raise WriteError(
                 f"the updates of all rounds cannot be written to {tempfile.gettempdir()}: {error.strerror}; make room "
                 "there, name another folder in TMPDIR, or store them in half precision (update_storage 'half')."
             ) from error

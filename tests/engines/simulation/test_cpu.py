@@ -23,15 +23,10 @@ from fedunfold.core.messages import Broadcast, TrainRequest
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation, backend
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights
-from fedunfold.engines.simulation.backends.cpu import (
-    CpuTrainer,
-    SparseRows,
-    bindings,
-    is_built,
-    is_supported,
-    permutations,
-)
+from fedunfold.engines.simulation.backends.cpu import bindings, is_built, permutations
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
+from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer, is_supported
+from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.local import momentum, prox, sgd
@@ -56,14 +51,14 @@ pytestmark = pytest.mark.skipif(not is_built(), reason="the extension was not bu
 
 def compiled_trainer(
     kernel: MLPKernel,
-    x: Tensor,
     y: Tensor,
     batches: DeviceBatchPlan,
     step_sizes: Tensor,
     optimizer: LocalOptimizer,
     outer: OuterWeights | None,
+    x: Tensor,
 ) -> CpuTrainer:
-    return CpuTrainer(kernel, SparseRows.from_dense(x), y, batches, step_sizes, optimizer, outer, threads=2)
+    return CpuTrainer(kernel, y, batches, step_sizes, optimizer, outer, SparseRows.from_dense(x), threads=2)
 
 
 MORE = [
@@ -119,7 +114,7 @@ def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.Mo
     for compiled in (True, False):
         monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
         federation = SimulatedFederation(env, replace(data, x=x), dtype=torch.float64)
-        assert (federation._backend.cpu_kernel is not None) == compiled
+        assert (federation._backend.cpu is not None) == compiled
         request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
         updates.append(federation.train([request])[0].updates.rows)
     torch.testing.assert_close(updates[0], updates[1], rtol=1e-9, atol=1e-12)
@@ -396,6 +391,6 @@ def test_rows_and_their_background_are_the_data(values: list[list[float]]) -> No
 
 def test_numbers_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
-        Comparison(lambda kernel, x, y, *parts: compiled_trainer(kernel, x, y.int(), *parts)).check(
+        Comparison(lambda kernel, y, *parts: compiled_trainer(kernel, y.int(), *parts)).check(
             (20, 5), sgd(), None, 1e-12
         )

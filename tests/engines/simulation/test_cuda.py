@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.base import LocalTrainer
-from fedunfold.engines.simulation.backends.cuda import CudaTrainer, is_supported, jit
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
+from fedunfold.engines.simulation.backends.cuda import jit
 from fedunfold.engines.simulation.backends.cuda.jit import HERE, SOURCES, KernelConfig, Launch, Name, shared_memory
+from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer, is_supported
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.local import sgd
 from tests.support.comparing import BATCH, CASES, CPU, SLOTS, Comparison, learned, stack, unequal
@@ -32,13 +34,6 @@ needs_gpu = pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters o
 HOPPER = 227 * 1024
 SUPPORT = Path(__file__).parents[2] / "support"
 MEMORY, OWN_MEMORY = "extern __shared__ __align__(16) char memory[];", "char* memory = own_memory();"
-
-
-class Emulated(Launch):
-    """A launch that needs no device."""
-
-    def __call__(self, slots: int, arguments: Sequence[Any]) -> None:
-        self.kernel((slots,), (1,), list(arguments), 0)
 
 
 @pytest.fixture
@@ -70,10 +65,10 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Name]:
         kernel = built(name, config)
         launched.append(name)
 
-        def launch(_grid: object, _block: object, arguments: list[Any], _bytes: int) -> None:
+        def launch(slots: int, arguments: Sequence[Any]) -> None:
             kernel(*(_argument(argument) for argument in arguments))
 
-        return Emulated(launch, 1, 1, 0, device)
+        return launch
 
     monkeypatch.setattr(jit, "compile_kernel", compile_kernel)
     monkeypatch.setattr(jit, "shared_memory", lambda device: HOPPER)
@@ -217,9 +212,16 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
     """What the engine passes to a launch and makes of its results."""
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
 
-    def launch(self: Backend, *parts: Any, **_: bool) -> LocalTrainer:
+    def launch(
+        self: Backend,
+        batches: DeviceBatchPlan,
+        step_sizes: Tensor,
+        outer: OuterWeights | None,
+        request: TrainRequest,
+        **_: bool,
+    ) -> LocalTrainer:
         assert isinstance(self.kernel, MLPKernel)
-        return CudaTrainer(self.kernel, self.x, self.y, *parts)
+        return CudaTrainer(self.kernel, self.y, batches, step_sizes, request.optimizer, outer, self.x)
 
     monkeypatch.setattr(Backend, "select_trainer", launch)
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):

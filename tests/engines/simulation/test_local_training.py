@@ -10,7 +10,8 @@ from fedunfold.core.messages import TrainRequest
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation import SimulatedFederation, engine
-from fedunfold.engines.simulation.backends.cpu import CpuTrainer, is_built
+from fedunfold.engines.simulation.backends.cpu import is_built
+from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.local import accumulated, nova, prox, sgd
 from fedunfold.unfolding.outer_loss import Balanced, Path

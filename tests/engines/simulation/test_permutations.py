@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedunfold.core import rng
 from fedunfold.core.participation import RoundRng
-from fedunfold.engines.simulation.backends.cpu import bindings, is_built, last_rows, permutations, shuffle_rows
+from fedunfold.engines.simulation.backends.cpu import bindings, is_built, permutations
+from fedunfold.engines.simulation.backends.cpu.permutations import last_rows, shuffle_rows
 from fedunfold.engines.simulation.batching import ClientSlice, plan_batches, sample_coefficients
 
 compiled = pytest.mark.skipif(not is_built(), reason="the extension was not built, or is for other processors")

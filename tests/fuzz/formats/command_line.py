@@ -13,9 +13,9 @@ from unittest import mock
 
 import numpy as np
 
+from fedunfold import api
 from fedunfold.cli import main
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.training import compare, learn
 from tests.fuzz.judging import scratch
 from tests.fuzz.mutation import NUMBERS, TEXTS, of_bytes
 
@@ -66,7 +66,7 @@ def _home() -> Path:
 @contextlib.contextmanager
 def _brief() -> Iterator[None]:
     """Only what is over at once is worked off."""
-    run_once, compare_all, learn_weights = compare.run, compare.compare, learn.learn_weights
+    run_once, compare_all, learn_weights = api.run, api.compare, api.learn_weights
 
     def small(env: Any, *counts: int) -> None:
         if env.rounds > 3 or any(count > 2 for count in counts):
@@ -90,9 +90,9 @@ def _brief() -> Iterator[None]:
         return learn_weights(env, **named)
 
     with (
-        mock.patch.object(compare, "run", brief_run),
-        mock.patch.object(compare, "compare", brief_compare),
-        mock.patch.object(learn, "learn_weights", brief_learn),
+        mock.patch.object(api, "run", brief_run),
+        mock.patch.object(api, "compare", brief_compare),
+        mock.patch.object(api, "learn_weights", brief_learn),
         contextlib.chdir(_home()),
     ):
         yield

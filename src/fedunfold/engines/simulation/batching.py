@@ -140,14 +140,13 @@ class BatchSampler:
     def __init__(
         self, environment: Environment, data: FederatedData, device: torch.device, dtype: torch.dtype, threads: int = 1
     ) -> None:
-        self.batch_size = environment.batch_size
+        self.batch_size, self.sizes = environment.batch_size, np.array(data.sizes)
         self.max_rows = min(environment.batch_size, max(data.sizes))
         self._data, self._device, self._dtype, self._threads = data, device, dtype, threads
         self._seed, self._clients_per_round = environment.seed, environment.clients_per_round
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
         self._probabilities = [client.participation_probability for client in environment.clients]
         self._epochs = [client.epochs for client in environment.clients]
-        self._sizes = np.array(data.sizes)
         self._slices: tuple[int, list[ClientSlice]] | None = None
         self._ahead: tuple[Clients, BatchPlan] | None = None
         self._uploaded: DeviceBatchPlan | None = None
@@ -159,7 +158,7 @@ class BatchSampler:
     def participation(self, rng: RoundRng) -> Participation:
         """Who takes part in a round."""
         return rng.participation(
-            self._data.keys, self._probabilities, self._sizes, self._clients_per_round, self._sampler
+            self._data.keys, self._probabilities, self.sizes, self._clients_per_round, self._sampler
         )
 
     def slices(self, t: int) -> list[ClientSlice]:
@@ -189,10 +188,6 @@ class BatchSampler:
         """Upload what was drawn ahead, where that has not been done; it may wait for what the device is doing."""
         if self._ahead is not None and self._uploaded is None:
             self._uploaded = self._ahead[1].upload(self._device, self._dtype)
-
-    def coefficients(self, clients: Clients) -> np.ndarray:
-        """How much each of their samples counts where all minibatches meet the same model."""
-        return sample_coefficients(clients, self.batch_size)
 
     def _plan(self, clients: Clients) -> BatchPlan:
         return plan_batches(clients, self.batch_size, self.max_rows, self._threads)

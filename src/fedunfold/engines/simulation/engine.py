@@ -21,16 +21,15 @@ from fedunfold.core.messages import (
     Evaluation,
     OpenUpdates,
     OuterLossResult,
-    OuterTerms,
     TrainRequest,
 )
-from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, load_model, seeded
+from fedunfold.core.params import ModelFactory, flatten_model, load_model, seeded
 from fedunfold.core.participation import Participation
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.cuda import multiprocessors
-from fedunfold.engines.simulation.batching import BatchSampler, upload
+from fedunfold.engines.simulation.backends.cuda.jit import multiprocessors
+from fedunfold.engines.simulation.batching import BatchSampler
 from fedunfold.engines.simulation.evaluation import ClientEvaluator
 from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
@@ -39,6 +38,8 @@ from fedunfold.engines.simulation.local_training import CohortResult, CohortTrai
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 NOT_FINITE = "went non-finite during local training"
+Absent = tuple[np.ndarray, tuple[Tensor, Tensor] | None]
+"""Losses of absent clients [K], and their outer loss with its gradient."""
 
 
 def _few_threads(
@@ -48,7 +49,7 @@ def _few_threads(
 
     @wraps(function)
     def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with threads_for(0 if self._backend.cpu_kernel else self.step_size, self._backend.threads):
+        with threads_for(0 if self._backend.cpu else self.step_size, self._backend.threads):
             return function(self, *args, **kwargs)
 
     return run
@@ -88,6 +89,8 @@ class SimulatedFederation:
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(f"the type of the models is torch.float32 or torch.float64, not {dtype!r}.")
         self.environment = environment
+        self.lr = environment.lr
+        """η, the clients' learning rate."""
         self.data = data = environment.load() if data is None else data
         self.device, self._dtype = torch.device(device), dtype
         # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
@@ -98,36 +101,22 @@ class SimulatedFederation:
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         self._template = copy.deepcopy(built)
         kernel = choose_kernel(built.to(self.device, dtype), x[:64], data, environment.batch_size)
+        self.layout = kernel.layout
+        """What the entries of a model are."""
+        self.kernel = type(kernel).__name__
+        """Which path the model takes: `MLPKernel` or `ModuleKernel`."""
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         budget = _default_budget(self.device) if memory_budget is None else memory_budget
         self._backend = Backend(kernel, x, y, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
-        self._num_examples = np.array(data.sizes, dtype=np.float64)
-        self.clients: Sequence[ClientInfo] = tuple(
-            ClientInfo(key, size, tuple(counts.tolist()))
-            for key, size, counts in zip(data.keys, data.sizes, data.label_counts, strict=True)
-        )
+        label_counts = map(tuple, data.label_counts.tolist())
+        self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, label_counts))
         self.step_size = self._sampler.max_rows * len(self.clients) * self.layout.num_params
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
         class_weights = self._evaluator.class_weights
-        self._trainer = CohortTrainer(self.lr, self._backend, self._sampler, class_weights, self.step_size)
-
-    @property
-    def lr(self) -> float:
-        """η, the clients' learning rate."""
-        return self.environment.lr
-
-    @property
-    def layout(self) -> ParamLayout:
-        """What the entries of a model are."""
-        return self._backend.kernel.layout
-
-    @property
-    def kernel(self) -> str:
-        """Which path the model takes: `MLPKernel` or `ModuleKernel`."""
-        return type(self._backend.kernel).__name__
+        self._trainer = CohortTrainer(self._backend, self._sampler, class_weights, self.step_size)
 
     @property
     def max_parallel_runs(self) -> int:
@@ -197,13 +186,13 @@ class SimulatedFederation:
         self.layout.check(model, "the model")
         clients = np.arange(len(self.clients))
         shared = model.to(self.device, self._dtype).expand(len(clients), -1)
-        return torch.tensor(self._evaluator.accuracies(shared, clients), dtype=torch.float64)
+        return self._evaluator.accuracies(shared, clients)
 
     # --- one round ---------------------------------------------------------------------------------------
 
     def _context(self, request: TrainRequest, taking_part: Participation | None = None) -> RoundContext:
         self.layout.check(request.model, "the model")
-        return RoundContext.of(request, self._sampler, self._num_examples, self.lr, taking_part)
+        return RoundContext.of(request, self._sampler, self.lr, taking_part)
 
     def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
         """Whether the clients of these rounds train together: on a GPU, where the same is requested of them."""
@@ -219,10 +208,8 @@ class SimulatedFederation:
         # All that a GPU has to do comes before the first number that is waited for.
         absent = [self._evaluate_absent(context) for context in rounds]
         self._sampler.upload_ahead()
-        parts: Sequence[CohortResult | None] = [None] * len(rounds)
-        if result is not None:
-            parts = result.split([len(context.clients) for context in rounds])
-        return [self._report(*of_run) for of_run in zip(rounds, parts, absent, strict=True)]
+        results = result.split([len(context.clients) for context in rounds])
+        return [self._report(*of_run) for of_run in zip(rounds, results, absent, strict=True)]
 
     def _draw_ahead(self, rounds: Sequence[RoundContext]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's."""
@@ -234,8 +221,8 @@ class SimulatedFederation:
         if clients:
             self._sampler.draw_ahead(clients)
 
-    def _evaluate_absent(self, context: RoundContext) -> tuple[np.ndarray, tuple[Tensor, Tensor] | None]:
-        """Absent clients' losses at w^(t) [K] and their outer loss with its gradient, where they are wanted."""
+    def _evaluate_absent(self, context: RoundContext) -> Absent:
+        """Absent clients at w^(t), where their losses are wanted."""
         request, losses = context.request, np.full(len(self.clients), np.nan)
         if not len(context.absent) or not request.evaluates_absent:
             return losses, None
@@ -244,91 +231,46 @@ class SimulatedFederation:
         outer = None if request.outer_along_path is None else self._evaluator.outer_at(context, context.absent)
         return losses, outer
 
-    def _report(
-        self,
-        context: RoundContext,
-        result: CohortResult | None,
-        absent: tuple[np.ndarray, tuple[Tensor, Tensor] | None],
-    ) -> ClientUpdates:
+    def _report(self, context: RoundContext, result: CohortResult, absent: Absent) -> ClientUpdates:
         request, trained = context.request, context.clients
-        if result is not None and len(trained):
-            finite = np.isfinite(result.numbers.numpy()[[0, 2]]).all(0)  # whatever the outer loss is
-            if not finite.all():
-                self._check_divergence(finite, context)
-                context, result = context.accept(finite), result.accept(torch.from_numpy(finite))
-        else:
-            result = None
-        nothing = request.model.new_empty(0, len(request.model))
+        finite = np.isfinite(result.numbers.numpy()[[0, 2]]).all(0)  # whatever the outer loss is
+        if not finite.all():
+            self._check_divergence(finite, context)
+            context, result = context.accept(finite), result.select(torch.from_numpy(finite))
         # Buffers are no part of a step's norm.
-        norms = None if result is None or self.layout.num_buffer_entries else result.numbers[2]
-        rows = nothing if result is None else result.updates
-        rejected = {self.data.keys[k]: NOT_FINITE for k in np.setdiff1d(trained, context.clients)}
+        norms = None if self.layout.num_buffer_entries else result.numbers[2]
+        losses, outer = absent
+        outer_terms = (0.0, None) if outer is None else (self._finite(outer[0], context), outer[1])
         return ClientUpdates(
             round=request.round,
             client_ids=self.data.keys,
-            num_examples=torch.from_numpy(self._num_examples.copy()),
+            num_examples=torch.tensor(self.data.sizes, dtype=torch.float64),
             participated=torch.from_numpy(context.participating),
             num_steps=torch.from_numpy(np.where(context.participating, context.steps, 0)),
-            updates=OpenUpdates(torch.from_numpy(context.clients), rows, norms),
+            updates=OpenUpdates(torch.from_numpy(context.clients), result.updates, norms),
             cohort=torch.from_numpy(context.cohort),
-            metrics=self._metrics(context, result, absent[0]),
-            outer=self._outer_terms(context, result, absent[1]),
+            metrics=self._metrics(context, result, losses),
+            outer=result.outer_terms(context, *outer_terms),
             layout=self.layout,
-            rejected=rejected,
+            rejected={self.data.keys[k]: NOT_FINITE for k in trained[~finite]},
         )
 
-    def _metrics(self, context: RoundContext, result: CohortResult | None, absent_losses: np.ndarray) -> ClientMetrics:
+    def _metrics(self, context: RoundContext, result: CohortResult, absent_losses: np.ndarray) -> ClientMetrics:
         """What was requested beside the updates."""
-        request, clients = context.request, context.clients
+        request, clients = context.request, torch.from_numpy(context.clients)
         loss = start_loss = accuracy = gradients = None
         if "loss" in request.required_metrics:
             loss = torch.from_numpy(absent_losses)
-            if result is not None:
-                loss[torch.from_numpy(clients)] = result.numbers[0]
+            loss[clients] = result.numbers[0]
         if "start_loss" in request.required_metrics:
-            reporting = np.flatnonzero(context.cohort) if request.absent_loss == "evaluate" else clients
+            reporting = np.flatnonzero(context.cohort) if request.absent_loss == "evaluate" else context.clients
             start_loss = torch.from_numpy(self._evaluator.losses_at(context, reporting, per_sample=True))
         if "accuracy" in request.required_metrics:
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
-            if result is not None:
-                found = self._evaluator.accuracies(request.model + result.updates, clients)
-                accuracy[torch.from_numpy(clients)] = torch.tensor(found, dtype=torch.float64)
+            accuracy[clients] = self._evaluator.accuracies(request.model + result.updates, context.clients)
         if "gradients" in request.required_metrics:
-            gradients = request.model.new_empty(0, len(request.model))
-            if result is not None:
-                own = result.sums.gradients
-                gradients = result.movements * self._per_update(context)[:, None] if own is None else own
+            gradients = result.gradients(context)
         return ClientMetrics(loss, start_loss, accuracy, gradients)
-
-    def _outer_terms(
-        self, context: RoundContext, result: CohortResult | None, absent: tuple[Tensor, Tensor] | None
-    ) -> OuterTerms:
-        """What the round adds to the outer loss and to λ_t."""
-        request, loss, gradients = context.request, 0.0, []
-        if absent is not None:
-            loss += self._finite(absent[0], context)
-            gradients.append(absent[1])
-        client_losses = client_gradients = None
-        if result is not None and request.outer is not None:
-            own = result.sums.outer_gradients
-            along = request.outer_along_path if request.path_gradient else None
-            if request.compares_updates:
-                client_losses = result.numbers[1]
-            else:
-                loss += float(result.numbers[1].sum())
-            if along is not None:
-                scale = self._per_update(context, context.client_factors(along))
-                if request.compares_updates:
-                    client_gradients = result.movements * scale[:, None] if own is None else own
-                else:
-                    gradients.append(scale @ result.movements if own is None else own.sum(0))
-        gradient = sum(gradients[1:], gradients[0]) if gradients else None
-        return OuterTerms(loss, gradient, client_losses, client_gradients)
-
-    def _per_update(self, context: RoundContext, factors: np.ndarray | float = 1.0) -> Tensor:
-        """−f_k/(η c_k): without prox and state w^(t) − w_k = η c_k Σ ∇ℓ_b, so that gradients need no summing up."""
-        scale = -factors / (self.lr * context.step_scale)
-        return upload(scale[context.clients], self.device, self._dtype)
 
     # --- divergence --------------------------------------------------------------------------------------
 
@@ -346,8 +288,8 @@ class SimulatedFederation:
         if not finite.any():
             others = f" and whoever else participated ({len(finite) - 1})" if len(finite) > 1 else ""
             raise DivergenceError(
-                f"round {context.request.round}: client '{self.data.keys[int(context.clients[0])]}'{others} went "
-                f"non-finite during local training; lower the learning rate (now {self.lr})."
+                f"round {context.request.round}: client '{self.data.keys[int(context.clients[0])]}'{others} "
+                f"{NOT_FINITE}; lower the learning rate (now {self.lr})."
             )
 
 

@@ -19,8 +19,7 @@ from fedunfold.core.task import cross_entropy_values
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.backends.cpu import evaluate_outer, predict
-from fedunfold.engines.simulation.batching import BatchSampler, upload
+from fedunfold.engines.simulation.batching import BatchSampler, sample_coefficients, upload
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
 
@@ -79,9 +78,8 @@ class Evaluator:
     def outer(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         backend = self._backend
-        kernel = backend.cpu_kernel
-        if kernel is not None and loss.is_cross_entropy:
-            return evaluate_outer(kernel, backend.rows, self.y, model, rows, coefficients, backend.threads)
+        if loss.is_cross_entropy and (compiled := backend.cpu) is not None:
+            return compiled.outer(model, rows, coefficients)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
             return outer_loss(backend.kernel, model, backend.x[some], self.y[some], coefficients, loss)
@@ -89,10 +87,10 @@ class Evaluator:
     def predictions(self, model: Tensor, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of some rows, or of all."""
         backend = self._backend
-        kernel, rows = backend.cpu_kernel, np.arange(len(self.y), dtype=np.int32) if rows is None else rows
+        rows = np.arange(len(self.y), dtype=np.int32) if rows is None else rows
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
-        if kernel is not None and _is_finite(model):
-            return predict(kernel, backend.rows, self.y, model, rows, backend.threads)
+        if (compiled := backend.cpu) is not None and _is_finite(model):
+            return compiled.predict(model, rows)
         some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
             predicted, losses = predictions(backend.kernel, model[None], backend.x[some], self.y[some])
@@ -123,7 +121,7 @@ class ClientEvaluator:
 
     def __init__(self, data: FederatedData, backend: Backend, sampler: BatchSampler) -> None:
         self._data, self._backend, self._sampler = data, backend, sampler
-        self._rows, self._sizes = Evaluator(backend), np.array(data.sizes)
+        self._rows = Evaluator(backend)
 
     def outer_at(self, context: RoundContext, clients: np.ndarray) -> tuple[Tensor, Tensor]:
         """The outer loss of some clients at w^(t), and its gradient."""
@@ -131,8 +129,8 @@ class ClientEvaluator:
         if outer is None:
             raise InputError("the request names no outer loss.")
         rows = self._rows_of(clients)
-        factors = np.repeat(context.client_factors(outer)[clients], self._sizes[clients])
-        coefficients = self._sampler.coefficients(context.slices_of(clients)) * factors
+        factors = np.repeat(context.client_factors(outer)[clients], self._sampler.sizes[clients])
+        coefficients = self._coefficients(context, clients) * factors
         x, y = self._backend.x, self._backend.y
         weights = upload(coefficients, x.device, x.dtype)
         class_weights = self.class_weights(request)
@@ -142,25 +140,24 @@ class ClientEvaluator:
 
     def losses_at(self, context: RoundContext, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches; NaN for the others."""
-        out = np.full(len(self._sizes), np.nan)
+        out = np.full(len(self._sampler.sizes), np.nan)
         if not len(clients):
             return out
         _, losses = self._rows.predictions(context.request.model, self._rows_of(clients))
-        sizes = self._sizes[clients]
-        slices = context.slices_of(clients)
-        weights = np.repeat(1 / sizes, sizes) if per_sample else self._sampler.coefficients(slices)
+        sizes = self._sampler.sizes[clients]
+        weights = np.repeat(1 / sizes, sizes) if per_sample else self._coefficients(context, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
 
-    def accuracies(self, models: Iterable[Tensor], clients: np.ndarray) -> list[float]:
-        """Accuracy of a model for each client on its own training data."""
+    def accuracies(self, models: Iterable[Tensor], clients: np.ndarray) -> Tensor:
+        """Accuracy of a model for each client on its own training data, [P]."""
         accuracies = []
         for model, k in zip(models, clients, strict=True):
             predicted, _ = self._rows.predictions(model, self._rows_of([k]))
             labels = self._rows.y[self._data.offsets[k] : self._data.offsets[k + 1]]
             accuracies.append(float((predicted == labels).double().mean()))
-        return accuracies
+        return torch.tensor(accuracies, dtype=torch.float64)
 
     def test(self, models: Tensor) -> list[Evaluation]:
         """Models [R, d] on the test set."""
@@ -169,7 +166,10 @@ class ClientEvaluator:
         right = losses.new_zeros(len(models), self._data.classes, dtype=torch.float64)
         right.index_add_(1, y, (predicted == y).double())
         found = torch.cat([right, losses.double().mean(1, keepdim=True)], 1).cpu()  # all that is waited for
-        accuracies, per_class = found[:, :-1].sum(1) / len(y), found[:, :-1] / self._test_counts
+        accuracies, per_class = (
+            found[:, :-1].sum(1) / len(y),
+            found[:, :-1] / torch.bincount(self._data.y_test, minlength=self._data.classes),
+        )
         return list(map(Evaluation, accuracies.tolist(), found[:, -1].tolist(), per_class))
 
     def class_weights(self, request: TrainRequest) -> Tensor | None:
@@ -188,9 +188,9 @@ class ClientEvaluator:
         x, y = self._data.x_test.to(self._backend.x), self._data.y_test.to(self._backend.y)
         return Evaluator(replace(self._backend, x=x.contiguous(), y=y.contiguous()))
 
-    @cached_property
-    def _test_counts(self) -> Tensor:
-        return torch.bincount(self._data.y_test, minlength=self._data.classes)
+    def _coefficients(self, context: RoundContext, clients: np.ndarray) -> np.ndarray:
+        """How much each of their samples counts where all minibatches meet the same model."""
+        return sample_coefficients(context.slices_of(clients), self._sampler.batch_size)
 
     def _rows_of(self, clients: Iterable[int]) -> np.ndarray:
         offsets = self._data.offsets

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.messages import TrainRequest
+from fedunfold.core.messages import OuterTerms, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation, RoundRng
 from fedunfold.core.parts import OuterLoss
 from fedunfold.core.threading import threads_for
-from fedunfold.engines.simulation.backend import Backend
+from fedunfold.engines.simulation.backend import Backend, sums_gradients
 from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums
 from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice, upload
 
@@ -30,7 +30,7 @@ class RoundContext:
         cohort: Who was sampled.
         participating: Who trains.
         steps: τ_k; 0 for those who do not.
-        step_scale: c_k inside the loop.
+        step_sizes: η_k = η c_k inside the loop.
         update_scale: The factor on w_k − w^(t) after it.
     """
 
@@ -40,17 +40,12 @@ class RoundContext:
     cohort: np.ndarray
     participating: np.ndarray
     steps: np.ndarray
-    step_scale: np.ndarray
+    step_sizes: np.ndarray
     update_scale: np.ndarray
 
     @classmethod
     def of(
-        cls,
-        request: TrainRequest,
-        sampler: BatchSampler,
-        num_examples: np.ndarray,
-        lr: float,
-        taking_part: Participation | None = None,
+        cls, request: TrainRequest, sampler: BatchSampler, lr: float, taking_part: Participation | None = None
     ) -> "RoundContext":
         """The round of a request, with those who are drawn for it, or with others."""
         rng = sampler.rng(request.run, request.round)
@@ -58,10 +53,10 @@ class RoundContext:
         cohort, participating = taking_part.cohort, taking_part.participating
         slices = sampler.slices(request.round)
         steps = np.where(participating, [own.steps(sampler.batch_size) for own in slices], 0)
-        scales = request.optimizer.scales(np.where(cohort, num_examples, 0), steps, lr)
+        scales = request.optimizer.scales(np.where(cohort, sampler.sizes, 0), steps, lr)
         if (broadcast := request.broadcast) is not None:
             scales = np.full(len(slices), broadcast.step_scale), np.full(len(slices), broadcast.update_scale)
-        return cls(request, rng, slices, cohort, participating, steps, *scales)
+        return cls(request, rng, slices, cohort, participating, steps, lr * scales[0], scales[1])
 
     @cached_property
     def clients(self) -> np.ndarray:
@@ -117,21 +112,43 @@ class CohortResult:
 
     def split(self, clients: Sequence[int]) -> "list[CohortResult]":
         """One for each run, of so many clients; all numbers are waited for."""
-        numbers, ends = self.numbers.cpu().double(), np.cumsum(clients)
+        whole, ends = replace(self, numbers=self.numbers.cpu().double()), np.cumsum(clients)
         if len(clients) == 1:
-            return [replace(self, numbers=numbers)]
-        return [
-            CohortResult(self.movements[part], self.updates[part], _select(self.sums, part), numbers[:, part])
-            for part in (slice(end - count, end) for end, count in zip(ends, clients, strict=True))
-        ]
+            return [whole]
+        return [whole.select(slice(end - count, end)) for end, count in zip(ends, clients, strict=True)]
 
-    def accept(self, accepted: Tensor) -> "CohortResult":
-        """Those of some of the clients [P]."""
-        there = accepted.to(self.movements.device)
-        slots = torch.nonzero(there).flatten()
-        return CohortResult(
-            self.movements[there], self.updates[there], _select(self.sums, slots), self.numbers[:, accepted]
-        )
+    def select(self, clients: Tensor | slice) -> "CohortResult":
+        """Those of some clients; their numbers are on the host."""
+        there = clients.to(self.updates.device) if isinstance(clients, Tensor) else clients
+        sums, numbers = _select(self.sums, there), self.numbers[:, clients]
+        return CohortResult(self.movements[there], self.updates[there], sums, numbers)
+
+    def gradients(self, context: RoundContext) -> Tensor:
+        """Sums of the clients' training gradients, [P, d]."""
+        own = self.sums.gradients
+        return self.movements * self._per_update(context)[:, None] if own is None else own
+
+    def outer_terms(self, context: RoundContext, loss: float, gradient: Tensor | None) -> OuterTerms:
+        """What the clients add to the outer loss and to λ_t, beside the terms of absent ones that are given."""
+        request, own = context.request, self.sums.outer_gradients
+        client_losses = client_gradients = None
+        if request.compares_updates and request.outer is not None:
+            client_losses = self.numbers[1]
+        elif request.outer is not None:
+            loss += float(self.numbers[1].sum())
+        if request.path_gradient and (outer := request.outer_along_path) is not None:
+            scale = self._per_update(context, context.client_factors(outer))
+            if request.compares_updates:
+                client_gradients = self.movements * scale[:, None] if own is None else own
+            else:
+                total = scale @ self.movements if own is None else own.sum(0)
+                gradient = total if gradient is None else gradient + total
+        return OuterTerms(loss, gradient, client_losses, client_gradients)
+
+    def _per_update(self, context: RoundContext, factors: np.ndarray | float = 1.0) -> Tensor:
+        """−f_k/η_k: without prox and state w^(t) − w_k = η_k Σ ∇ℓ_b, so that gradients need no summing up."""
+        scale = -factors / context.step_sizes
+        return upload(scale[context.clients], self.movements.device, self.movements.dtype)
 
 
 @dataclass(frozen=True)
@@ -139,27 +156,26 @@ class CohortTrainer:
     """Trains the participating clients of rounds that request the same, each in a slot of its own.
 
     Attributes:
-        lr: η.
         backend: What computes.
         sampler: Draws minibatches.
         class_weights: The outer loss's, from a request.
         step_size: Multiplications of a step of all clients, which says how many threads it is worth.
     """
 
-    lr: float
     backend: Backend
     sampler: BatchSampler
     class_weights: Callable[[TrainRequest], Tensor | None]
     step_size: int
 
-    def forward(self, rounds: Sequence[RoundContext]) -> CohortResult | None:
+    def forward(self, rounds: Sequence[RoundContext]) -> CohortResult:
         """Train the clients, if there are any; a GPU may still be computing when this returns."""
+        request, layout = rounds[0].request, self.backend.kernel.layout
         slots = sum(len(context.clients) for context in rounds)
         if not slots:
-            return None
+            return CohortResult.of(request.model.new_empty(0, layout.size), None, self._sums(request, 0), layout)
         trainer = self._trainer(rounds)
         order, owners = _slots(trainer, rounds)
-        start, sums = _starts(rounds, owners), self._sums(rounds[0].request, slots)
+        start, sums = _starts(rounds, owners), self._sums(request, slots)
         with self._threads_of(trainer):
             moved = trainer.forward(start, sums).sub_(start)
         if (order != np.arange(slots)).any():
@@ -167,7 +183,7 @@ class CohortTrainer:
             moved, sums = moved[back], _select(sums, back)
         after = np.concatenate([context.update_scale[context.clients] for context in rounds])
         scales = self._column(after) if (after != 1).any() else None
-        return CohortResult.of(moved, scales, sums, self.backend.kernel.layout)
+        return CohortResult.of(moved, scales, sums, layout)
 
     def backward(self, rounds: Sequence[RoundContext], adjoints: Sequence[Tensor]) -> list[Tensor]:
         """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
@@ -192,7 +208,7 @@ class CohortTrainer:
         request, x = rounds[0].request, self.backend.x
         clients: Clients = [own for context in rounds for own in context.slices_of(context.clients)]
         batches = self.sampler.batches(clients)
-        columns = [self.lr * np.concatenate([context.step_scale[context.clients] for context in rounds])]
+        columns = [np.concatenate([context.step_sizes[context.clients] for context in rounds])]
         if request.outer is not None:
             factors = [context.client_factors(request.outer)[context.clients] for context in rounds]
             columns.append(np.concatenate(factors))
@@ -200,25 +216,15 @@ class CohortTrainer:
         outer = None
         if request.outer is not None:
             outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
-        sums_gradients = "gradients" in request.required_metrics and request.optimizer.fused_mu != 0
-        parts = (batches, step_sizes, request.optimizer, outer)
-        return self.backend.select_trainer(
-            *parts, sums_gradients=sums_gradients, backward=backward, curvature=request.curvature
-        )
+        return self.backend.select_trainer(batches, step_sizes, outer, request, backward=backward)
 
     def _sums(self, request: TrainRequest, slots: int) -> StepSums:
         """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""
         carried, outer, x = request.optimizer.fused_mu == 0, request.outer_along_path, self.backend.x
         own_outer = request.path_gradient and outer is not None and not (carried and outer.is_training_gradient)
-
-        def zeros() -> Tensor:
-            return x.new_zeros(slots, len(request.model))
-
-        return StepSums(
-            losses=x.new_empty(2, slots),
-            gradients=zeros() if "gradients" in request.required_metrics and not carried else None,
-            outer_gradients=zeros() if own_outer else None,
-        )
+        wanted = sums_gradients(request), own_outer
+        zeros = (x.new_zeros(slots, len(request.model)) if summed else None for summed in wanted)
+        return StepSums(x.new_empty(2, slots), *zeros)
 
     def _column(self, values: np.ndarray) -> Tensor:
         return upload(values, self.backend.x.device, self.backend.x.dtype)[:, None]

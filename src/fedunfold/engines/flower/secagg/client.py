@@ -14,28 +14,15 @@ import numpy as np
 from cryptography.fernet import InvalidToken
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    generate_key_pairs,
-    private_key_to_bytes,
-    public_key_to_bytes,
-)
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key as private_key
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key as public_key
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes, public_key_to_bytes
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Settings
+from fedunfold.engines.flower.secagg import protocol
 from fedunfold.engines.flower.secagg.fixed_point import encode
 from fedunfold.engines.flower.secagg.masking import expand, shared_mask, to_scalar
-from fedunfold.engines.flower.secagg.protocol import (
-    EncryptedShares,
-    KeyBroadcast,
-    PublicKeys,
-    SetupRequest,
-    ShareDelivery,
-    SurvivorList,
-    UnmaskShares,
-    majority,
-)
 
 SEED_BYTES = 32
 
@@ -88,128 +75,108 @@ class SecAggClient:
 
     client_id: str
 
-    def advertise(self, setup: SetupRequest) -> tuple[Secrets, PublicKeys]:
+    def advertise(self, setup: protocol.SetupRequest) -> tuple[Secrets, protocol.PublicKeys]:
         """Make two pairs of keys for this sum alone."""
-        encryption, mask = generate_key_pairs(), generate_key_pairs()
+        (encryption, public_encryption), (mask, public_mask) = generate_key_pairs(), generate_key_pairs()
         secrets = Secrets(
             sum_id=setup.sum_id,
             stage="advertised",
-            encryption_key=private_key_to_bytes(encryption[0]),
-            mask_key=private_key_to_bytes(mask[0]),
+            encryption_key=private_key_to_bytes(encryption),
+            mask_key=private_key_to_bytes(mask),
         )
-        return secrets, PublicKeys(encryption=public_key_to_bytes(encryption[1]), mask=public_key_to_bytes(mask[1]))
+        keys = public_key_to_bytes(public_encryption), public_key_to_bytes(public_mask)
+        return secrets, protocol.PublicKeys(encryption=keys[0], mask=keys[1])
 
-    def share(self, secrets: Secrets | None, broadcast: KeyBroadcast) -> tuple[Secrets, EncryptedShares]:
+    def share(
+        self, secrets: Secrets | None, broadcast: protocol.KeyBroadcast
+    ) -> tuple[Secrets, protocol.EncryptedShares]:
         """Split a fresh seed and the mask key into shares, one pair for each member, encrypted for it."""
         secrets = self._at("advertised", secrets, broadcast.sum_id)
         self._check(secrets, broadcast)
-        count, seed = len(broadcast.members), randomness.token_bytes(SEED_BYTES)
-        seed_shares = create_shares(seed, broadcast.threshold, count)
-        key_shares = create_shares(to_scalar(bytes_to_private_key(secrets.mask_key)), broadcast.threshold, count)
-        mine, encrypted = bytes_to_private_key(secrets.encryption_key), {}
-        keys = broadcast.encryption_keys
-        for member, theirs, *pair in zip(broadcast.members, keys, seed_shares, key_shares, strict=True):
+        members, threshold, seed = broadcast.members, broadcast.threshold, randomness.token_bytes(SEED_BYTES)
+        seed_shares = create_shares(seed, threshold, len(members))
+        key_shares = create_shares(to_scalar(private_key(secrets.mask_key)), threshold, len(members))
+        mine, encrypted = private_key(secrets.encryption_key), {}
+        for member, theirs, *pair in zip(members, broadcast.encryption_keys, seed_shares, key_shares, strict=True):
             if member != self.client_id:
-                common = generate_shared_key(mine, bytes_to_public_key(theirs))
+                common = generate_shared_key(mine, public_key(theirs))
                 encrypted[member] = encrypt(common, _pack(broadcast.sum_id, self.client_id, member, *pair))
-        secrets = secrets.then(
-            stage="shared",
-            threshold=broadcast.threshold,
-            members=broadcast.members,
-            encryption_keys=broadcast.encryption_keys,
-            mask_keys=broadcast.mask_keys,
-            seed=seed,
-            own_seed_share=seed_shares[broadcast.members.index(self.client_id)],
-        )
-        commitment = hashlib.sha256(seed).digest()
-        return secrets, EncryptedShares(
-            commitment=commitment, members=tuple(encrypted), shares=tuple(encrypted.values())
-        )
+        own_share = seed_shares[members.index(self.client_id)]
+        secrets = secrets.then(stage="shared", **broadcast.model_dump(), seed=seed, own_seed_share=own_share)
+        commitment, shares = hashlib.sha256(seed).digest(), tuple(encrypted.values())
+        return secrets, protocol.EncryptedShares(commitment=commitment, members=tuple(encrypted), shares=shares)
 
-    def mask(self, secrets: Secrets | None, delivery: ShareDelivery, vector: np.ndarray) -> tuple[Secrets, np.ndarray]:
+    def mask(
+        self, secrets: Secrets | None, delivery: protocol.ShareDelivery, vector: np.ndarray
+    ) -> tuple[Secrets, np.ndarray]:
         """The vector as integers, under its own mask and one for every other member that has shared its secrets."""
-        secrets = self._at("shared", secrets, delivery.sum_id)
-        if len(delivery.shares) != len(delivery.members):
-            raise InputError(f"client '{self.client_id}' is not sent one pair of shares from each of the others.")
-        if len(set(delivery.members)) < len(delivery.members) or len(delivery.members) + 1 < secrets.threshold:
-            raise InputError(
-                f"client '{self.client_id}' adds its vector to those of at least {secrets.threshold - 1} others, not "
-                f"of {len(delivery.members)}."
-            )
-        masked = encode(vector, len(secrets.members)) + expand(secrets.seed, secrets.sum_id, len(vector))
-        mask_key = bytes_to_private_key(secrets.mask_key)
-        encryption_key = bytes_to_private_key(secrets.encryption_key)
+        secrets, members = self._at("shared", secrets, delivery.sum_id), delivery.members
+        if len(delivery.shares) != len(members):
+            raise self._refusal("is not sent one pair of shares from each of the others.")
+        if len(set(members)) < len(members) or len(members) + 1 < secrets.threshold:
+            least = secrets.threshold - 1
+            raise self._refusal(f"adds its vector to those of at least {least} others, not of {len(members)}.")
+        sum_id, length = secrets.sum_id, len(vector)
+        masked = encode(vector, len(secrets.members)) + expand(secrets.seed, sum_id, length)
+        mask_key, encryption_key = private_key(secrets.mask_key), private_key(secrets.encryption_key)
         pairs = []
-        for member, encrypted in zip(delivery.members, delivery.shares, strict=True):
+        for member, encrypted in zip(members, delivery.shares, strict=True):
             if member == self.client_id or member not in secrets.members:
-                raise InputError(
-                    f"client '{self.client_id}' gets shares from '{member}', who is no other member of the sum."
-                )
+                raise self._refusal(f"gets shares from '{member}', who is no other member of the sum.")
             position = secrets.members.index(member)
-            common = generate_shared_key(encryption_key, bytes_to_public_key(secrets.encryption_keys[position]))
-            pairs.append(self._decrypt(common, secrets.sum_id, member, encrypted))
-            theirs = bytes_to_public_key(secrets.mask_keys[position])
-            adds, sum_id = self.client_id < member, secrets.sum_id
-            masked += shared_mask(mask_key, theirs, adds=adds, sum_id=sum_id, length=len(vector))
-        secrets = secrets.then(
-            stage="masked",
-            senders=delivery.members,
-            seed_shares=tuple(pair[0] for pair in pairs),
-            key_shares=tuple(pair[1] for pair in pairs),
-        )
-        return secrets, masked
+            common = generate_shared_key(encryption_key, public_key(secrets.encryption_keys[position]))
+            pairs.append(self._decrypt(common, sum_id, member, encrypted))
+            theirs, adds = public_key(secrets.mask_keys[position]), self.client_id < member
+            masked += shared_mask(mask_key, theirs, adds=adds, sum_id=sum_id, length=length)
+        seed_shares, key_shares = zip(*pairs, strict=True)
+        return secrets.then(stage="masked", senders=members, seed_shares=seed_shares, key_shares=key_shares), masked
 
-    def unmask(self, secrets: Secrets | None, survivors: SurvivorList) -> UnmaskShares:
+    def unmask(self, secrets: Secrets | None, survivors: protocol.SurvivorList) -> protocol.UnmaskShares:
         """One share for every member: of its own mask's seed where it survived, of its mask key where it dropped out.
 
         The caller deletes the secrets with this, so that there is no second reply.
         """
         secrets = self._at("masked", secrets, survivors.sum_id)
-        survived = set(survivors.members)
+        survived, least = set(survivors.members), secrets.threshold
         seeds = dict(zip(secrets.senders, secrets.seed_shares, strict=True)) | {self.client_id: secrets.own_seed_share}
         keys = dict(zip(secrets.senders, secrets.key_shares, strict=True))
         if not (self.client_id in survived and survived <= set(seeds)):
-            raise InputError(f"client '{self.client_id}' gets survivors that are not those it added its vector to.")
-        if len(survived) < secrets.threshold:
-            raise InputError(
-                f"client '{self.client_id}' reveals nothing: {len(survived)} members are left, and at least "
-                f"{secrets.threshold} are needed."
-            )
-        return UnmaskShares(
+            raise self._refusal("gets survivors that are not those it added its vector to.")
+        if len(survived) < least:
+            raise self._refusal(f"reveals nothing: {len(survived)} members are left, and at least {least} are needed.")
+        return protocol.UnmaskShares(
             seeds=tuple(seeds[member] for member in sorted(survived)),
             keys=tuple(keys[member] for member in sorted(set(seeds) - survived)),
         )
 
     # --- checks ------------------------------------------------------------------------------------------
 
+    def _refusal(self, reason: str) -> InputError:
+        """Why this client does not do what the server wants."""
+        return InputError(f"client '{self.client_id}' {reason}")
+
     def _at(self, stage: str, secrets: Secrets | None, sum_id: str) -> Secrets:
         if secrets is None or secrets.sum_id != sum_id:
-            raise InputError(f"client '{self.client_id}' knows nothing of this sum; it may have restarted.")
+            raise self._refusal("knows nothing of this sum; it may have restarted.")
         if secrets.stage != stage:
-            raise InputError(
-                f"client '{self.client_id}' has {secrets.stage} in this sum; every stage is done once, in order."
-            )
+            raise self._refusal(f"has {secrets.stage} in this sum; every stage is done once, in order.")
         return secrets
 
-    def _check(self, secrets: Secrets, broadcast: KeyBroadcast) -> None:
+    def _check(self, secrets: Secrets, broadcast: protocol.KeyBroadcast) -> None:
         members, keys = broadcast.members, (broadcast.encryption_keys, broadcast.mask_keys)
-        count = len(members)
+        count, least = len(members), protocol.majority(len(members))
         if any(len(some) != count for some in keys):
-            raise InputError(
-                f"client '{self.client_id}' gets {count} members of a sum and not a pair of keys for each."
-            )
+            raise self._refusal(f"gets {count} members of a sum and not a pair of keys for each.")
         if any(len(set(some)) != count for some in (members, *keys)):
-            raise InputError(f"client '{self.client_id}' gets members of a sum with the same name or key.")
-        own = tuple(
-            public_key_to_bytes(bytes_to_private_key(key).public_key())
-            for key in (secrets.encryption_key, secrets.mask_key)
-        )
+            raise self._refusal("gets members of a sum with the same name or key.")
+        private = secrets.encryption_key, secrets.mask_key
+        own = tuple(public_key_to_bytes(private_key(key).public_key()) for key in private)
         if dict(zip(members, zip(*keys, strict=True), strict=True)).get(self.client_id) != own:
-            raise InputError(f"client '{self.client_id}' is not in the sum with its own keys.")
-        if not majority(count) <= broadcast.threshold <= count:
-            raise InputError(
-                f"client '{self.client_id}' takes part in a sum of {count} where {majority(count)} to {count} of them "
-                f"are needed to reveal it, not {broadcast.threshold}."
+            raise self._refusal("is not in the sum with its own keys.")
+        if not least <= broadcast.threshold <= count:
+            raise self._refusal(
+                f"takes part in a sum of {count} where {least} to {count} of them are needed to reveal it, not "
+                f"{broadcast.threshold}."
             )
 
     def _decrypt(self, common: bytes, sum_id: str, sender: str, encrypted: bytes) -> tuple[bytes, bytes]:
@@ -218,11 +185,9 @@ class SecAggClient:
         try:
             decrypted = decrypt(common, encrypted)
         except InvalidToken as error:
-            raise InputError(
-                f"client '{self.client_id}' cannot decrypt the shares that come as client '{sender}'s."
-            ) from error
+            raise self._refusal(f"cannot decrypt the shares that come as client '{sender}'s.") from error
         if not decrypted.startswith(head):
-            raise InputError(f"client '{self.client_id}' gets shares of another sum or client as client '{sender}'s.")
+            raise self._refusal(f"gets shares of another sum or client as client '{sender}'s.")
         size = int.from_bytes(decrypted[len(head) : len(head) + 4], "big")
         shares = decrypted[len(head) + 4 :]
         return shares[:size], shares[size:]

@@ -9,17 +9,9 @@ from flwr.clientapp import ClientApp
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientReply
+from fedunfold.engines.flower.secagg import protocol
 from fedunfold.engines.flower.secagg.client import SecAggClient, Secrets
-from fedunfold.engines.flower.secagg.protocol import (
-    KeyBroadcast,
-    SetupRequest,
-    ShareDelivery,
-    SurvivorList,
-    from_config,
-    read,
-    to_config,
-    to_record,
-)
+from fedunfold.engines.flower.secagg.protocol import read, to_record
 from fedunfold.engines.flower.wire import read_instruction, reply_record
 
 STATE = "fedunfold-sum"
@@ -36,26 +28,25 @@ def add_secagg_handlers(app: ClientApp, open_client: Callable[[Context], LocalCl
 
     @app.query("advertise")
     def advertise(message: Message, context: Context) -> Message:
-        secrets, keys = _member(context).advertise(read(message.content, SetupRequest))
+        secrets, keys = _member(context).advertise(read(message.content, protocol.SetupRequest))
         _store(context, secrets)
         return Message(to_record(keys), reply_to=message)
 
     @app.query("share")
     def share(message: Message, context: Context) -> Message:
-        secrets, shares = _member(context).share(_stored(context), read(message.content, KeyBroadcast))
+        secrets, shares = _member(context).share(_stored(context), read(message.content, protocol.KeyBroadcast))
         _store(context, secrets)
         return Message(to_record(shares), reply_to=message)
 
     @app.query("mask")
     def mask(message: Message, context: Context) -> Message:
-        delivery, client = read(message.content, ShareDelivery), open_client(context)
-        compute = {"train": client.train, "vjp": client.vjp, "outer_loss": client.outer_loss}[delivery.message_type]
+        delivery, client = read(message.content, protocol.ShareDelivery), open_client(context)
+        kind, array = delivery.message_type, delivery.array
+        compute = {"train": client.train, "vjp": client.vjp, "outer_loss": client.outer_loss}[kind]
         reply = compute(*read_instruction(message.content))
-        if delivery.array not in reply.arrays:
-            raise InputError(
-                f"client '{client.client_id}' has no '{delivery.array}' to add up after {delivery.message_type}."
-            )
-        vector = delivery.weight * reply.arrays[delivery.array].double().numpy()
+        if array not in reply.arrays:
+            raise InputError(f"client '{client.client_id}' has no '{array}' to add up after {kind}.")
+        vector = delivery.weight * reply.arrays[array].double().numpy()
         secrets, masked = SecAggClient(client.client_id).mask(_stored(context), delivery, vector)
         _store(context, secrets)
         masked_reply = ClientReply(reply.metrics, {"masked": torch.from_numpy(masked.view("int64"))})
@@ -63,7 +54,7 @@ def add_secagg_handlers(app: ClientApp, open_client: Callable[[Context], LocalCl
 
     @app.query("unmask")
     def unmask(message: Message, context: Context) -> Message:
-        shares = _member(context).unmask(_stored(context), read(message.content, SurvivorList))
+        shares = _member(context).unmask(_stored(context), read(message.content, protocol.SurvivorList))
         del context.state[STATE]  # there is no second reply, with other survivors
         return Message(to_record(shares), reply_to=message)
 
@@ -72,8 +63,8 @@ def add_secagg_handlers(app: ClientApp, open_client: Callable[[Context], LocalCl
 
 
 def _store(context: Context, secrets: Secrets) -> None:
-    context.state[STATE] = to_config(secrets)
+    context.state[STATE] = protocol.to_config(secrets)
 
 
 def _stored(context: Context) -> Secrets | None:
-    return from_config(context.state.config_records[STATE], Secrets) if STATE in context.state else None
+    return protocol.from_config(context.state.config_records[STATE], Secrets) if STATE in context.state else None

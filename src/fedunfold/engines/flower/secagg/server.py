@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -15,33 +15,15 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import Arrays, ClientReply, SumStage, TrainInstruction
+from fedunfold.engines.flower.secagg import protocol
 from fedunfold.engines.flower.secagg.fixed_point import decode
 from fedunfold.engines.flower.secagg.masking import CURVE, expand, from_scalar, shared_mask
-from fedunfold.engines.flower.secagg.protocol import (
-    RECORD,
-    EncryptedShares,
-    KeyBroadcast,
-    PublicKeys,
-    SetupRequest,
-    ShareDelivery,
-    SummedMessage,
-    SurvivorList,
-    UnmaskShares,
-    majority,
-    read,
-    to_config,
-    to_record,
-)
+from fedunfold.engines.flower.secagg.protocol import read, to_record
 from fedunfold.engines.flower.wire import instruction_record, read_reply
 
-Contents = Mapping[str, RecordDict]
+Exchange = Callable[[SumStage, Mapping[str, RecordDict]], Mapping[str, RecordDict | str]]
+"""Carries a record to each of several clients, and brings back theirs, or why there is none."""
 Accepted = TypeVar("Accepted")
-
-
-class Exchange(Protocol):
-    """Carries a record to each of several clients, and brings back theirs, or why there is none."""
-
-    def __call__(self, stage: SumStage, messages: Contents, /) -> Mapping[str, RecordDict | str]: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,7 @@ class SumTerm:
         weight: What its array is multiplied with.
     """
 
-    message_type: SummedMessage
+    message_type: protocol.SummedMessage
     array: str
     instruction: TrainInstruction
     arrays: Arrays
@@ -97,11 +79,12 @@ class SumProtocol:
 
     def run(self, terms: Mapping[str, SumTerm]) -> SumResult:
         """Add up what each client is to add; `FederationError` where too few get through."""
-        sum_id, threshold = uuid4().hex, majority(len(terms))
+        sum_id, threshold = uuid4().hex, protocol.majority(len(terms))
         self._check_enough(terms, threshold, "take part in")
-        keys = self._stage("advertise", dict.fromkeys(terms, to_record(SetupRequest(sum_id=sum_id))), _read_keys)
+        setup = to_record(protocol.SetupRequest(sum_id=sum_id))
+        keys = self._stage("advertise", dict.fromkeys(terms, setup), _read_keys)
         self._check_enough(keys, threshold, "advertised keys in")
-        broadcast = KeyBroadcast(
+        broadcast = protocol.KeyBroadcast(
             sum_id=sum_id,
             threshold=threshold,
             members=tuple(keys),
@@ -109,41 +92,37 @@ class SumProtocol:
             mask_keys=tuple(found.mask for found in keys.values()),
         )
 
-        def read_shares(record: RecordDict, client_id: str) -> EncryptedShares:
-            found = read(record, EncryptedShares)
+        def read_encrypted(record: RecordDict, client_id: str) -> protocol.EncryptedShares:
+            found = read(record, protocol.EncryptedShares)
             if set(found.members) != set(keys) - {client_id} or len(found.shares) != len(found.members):
                 raise InputError("has shares for others than the members")
             return found
 
-        shares = self._stage("share", dict.fromkeys(keys, to_record(broadcast)), read_shares)
+        shares = self._stage("share", dict.fromkeys(keys, to_record(broadcast)), read_encrypted)
         self._check_enough(shares, threshold, "shared keys in")
         deliveries = {member: _delivery(sum_id, member, shares, terms[member]) for member in shares}
         replies = self._stage("mask", deliveries, lambda record, member: terms[member].check(read_reply(record)))
         self._check_enough(replies, threshold, "sent a vector to")
-        revealed = self._unmask(sum_id, replies, len(shares) - len(replies))
-        self._check_enough(revealed, threshold, "took off their masks in")
-        masks = self._masks(broadcast, shares, replies, dict(list(revealed.items())[:threshold]))
-        total = sum((reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()), np.uint64(0))
-        return SumResult(decode(total - masks, len(keys)), replies)
 
-    # --- stages ------------------------------------------------------------------------------------------
-
-    def _stage(
-        self, stage: SumStage, messages: Contents, read_content: Callable[[RecordDict, str], Accepted]
-    ) -> dict[str, Accepted]:
-        """Replies that can be used, in the order of the messages."""
-        replies = self.exchange(stage, messages)
-        return self.failures.accept_replies(replies, messages, f"{stage}, {self.where}", read_content)
-
-    def _unmask(self, sum_id: str, survivors: Mapping[str, ClientReply], lost: int) -> dict[str, UnmaskShares]:
-        def read_shares(record: RecordDict, client_id: str) -> UnmaskShares:
-            found = read(record, UnmaskShares)
-            if (len(found.seeds), len(found.keys)) != (len(survivors), lost):
+        def read_revealed(record: RecordDict, client_id: str) -> protocol.UnmaskShares:
+            found = read(record, protocol.UnmaskShares)
+            if (len(found.seeds), len(found.keys)) != (len(replies), len(shares) - len(replies)):
                 raise InputError("reveals shares of others than the members")
             return found
 
-        message = to_record(SurvivorList(sum_id=sum_id, members=tuple(survivors)))
-        return self._stage("unmask", dict.fromkeys(survivors, message), read_shares)
+        survivors = to_record(protocol.SurvivorList(sum_id=sum_id, members=tuple(replies)))
+        revealed = self._stage("unmask", dict.fromkeys(replies, survivors), read_revealed)
+        self._check_enough(revealed, threshold, "took off their masks in")
+        total = sum((reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()), np.uint64(0))
+        self._take_off_masks(total, broadcast, shares, list(revealed.values())[:threshold], sorted(replies))
+        return SumResult(decode(total, len(keys)), replies)
+
+    def _stage(
+        self, stage: SumStage, messages: Mapping[str, RecordDict], accept: Callable[[RecordDict, str], Accepted]
+    ) -> dict[str, Accepted]:
+        """Replies that can be used, in the order of the messages."""
+        replies = self.exchange(stage, messages)
+        return self.failures.accept_replies(replies, messages, f"{stage}, {self.where}", accept)
 
     def _check_enough(self, left: Mapping[str, object], threshold: int, did: str) -> None:
         if len(left) < threshold:
@@ -154,38 +133,37 @@ class SumProtocol:
 
     # --- masks -------------------------------------------------------------------------------------------
 
-    def _masks(
+    def _take_off_masks(
         self,
-        broadcast: KeyBroadcast,
-        shares: Mapping[str, EncryptedShares],
-        survivors: Mapping[str, ClientReply],
-        revealed: Mapping[str, UnmaskShares],
-    ) -> np.ndarray:
-        """What is left of masks in the sum: the survivors' own, and those they have in common with the lost."""
-        survived, lost = sorted(survivors), sorted(set(shares) - set(survivors))
-        length = next(iter(survivors.values())).arrays["masked"].numel()
+        total: np.ndarray,
+        broadcast: protocol.KeyBroadcast,
+        shares: Mapping[str, protocol.EncryptedShares],
+        revealed: Sequence[protocol.UnmaskShares],
+        survived: Sequence[str],
+    ) -> None:
+        """Subtract the masks left in the sum: the survivors' own, and those they have in common with the lost."""
+        sum_id, length = broadcast.sum_id, len(total)
         public = dict(zip(broadcast.members, broadcast.mask_keys, strict=True))
-        total = np.zeros(length, dtype=np.uint64)
         for i, member in enumerate(survived):
-            seed = self._combine(member, [found.seeds[i] for found in revealed.values()])
+            seed = self._combine(member, [found.seeds[i] for found in revealed])
             if hashlib.sha256(seed).digest() != shares[member].commitment:
                 raise self._inconsistent(member)
-            total += expand(seed, broadcast.sum_id, length)
-        for i, gone in enumerate(lost):
+            total -= expand(seed, sum_id, length)
+        for i, gone in enumerate(sorted(set(shares) - set(survived))):
+            scalar = self._combine(gone, [found.keys[i] for found in revealed])
             try:
-                secret = from_scalar(self._combine(gone, [found.keys[i] for found in revealed.values()]))
+                secret = from_scalar(scalar)
             except ValueError as error:
                 raise self._inconsistent(gone) from error
             if public_key_to_bytes(secret.public_key()) != public[gone]:
                 raise self._inconsistent(gone)
             for member in survived:
                 theirs = bytes_to_public_key(public[member])
-                total += shared_mask(secret, theirs, adds=member < gone, sum_id=broadcast.sum_id, length=length)
-        return total
+                total -= shared_mask(secret, theirs, adds=member < gone, sum_id=sum_id, length=length)
 
-    def _combine(self, client_id: str, shares: Sequence[bytes]) -> bytes:
+    def _combine(self, client_id: str, shares: list[bytes]) -> bytes:
         try:
-            return combine_shares(list(shares))
+            return combine_shares(shares)
         except (ValueError, IndexError) as error:
             raise self._inconsistent(client_id) from error
 
@@ -196,28 +174,24 @@ class SumProtocol:
         )
 
 
-def _delivery(sum_id: str, client_id: str, shares: Mapping[str, EncryptedShares], term: SumTerm) -> RecordDict:
+def _delivery(sum_id: str, client_id: str, shares: Mapping[str, protocol.EncryptedShares], term: SumTerm) -> RecordDict:
     """The shares that the others have encrypted for a client, and what it is to add."""
-    encrypted = {
-        sender: dict(zip(found.members, found.shares, strict=True))[client_id]
-        for sender, found in shares.items()
-        if sender != client_id
-    }
-    delivery = ShareDelivery(
+    senders = tuple(sender for sender in shares if sender != client_id)
+    delivery = protocol.ShareDelivery(
         sum_id=sum_id,
-        members=tuple(encrypted),
-        shares=tuple(encrypted.values()),
+        members=senders,
+        shares=tuple(shares[sender].shares[shares[sender].members.index(client_id)] for sender in senders),
         message_type=term.message_type,
         array=term.array,
         weight=term.weight,
     )
     record = instruction_record(term.instruction, term.arrays)
-    record[RECORD] = to_config(delivery)
+    record[protocol.RECORD] = protocol.to_config(delivery)
     return record
 
 
-def _read_keys(record: RecordDict, client_id: str) -> PublicKeys:
-    found = read(record, PublicKeys)
+def _read_keys(record: RecordDict, client_id: str) -> protocol.PublicKeys:
+    found = read(record, protocol.PublicKeys)
     try:
         curves = {bytes_to_public_key(key).curve.name for key in (found.encryption, found.mask)}
     except (ValueError, AttributeError, UnsupportedAlgorithm) as error:

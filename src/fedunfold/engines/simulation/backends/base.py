@@ -3,15 +3,17 @@
 A *client slot* is one client's copy of the model in a batched computation; [L] runs over slots, [S] over steps.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from fedunfold.core.participation import RoundRng
-from fedunfold.core.parts import OuterLoss
+from fedunfold.core.parts import LocalOptimizer, OuterLoss
+from fedunfold.engines.simulation.kernels.base import Kernel
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,54 @@ class StepSums:
     outer_gradients: Tensor | None = None
 
 
-class LocalTrainer(Protocol):
-    """Local training of a round's clients, forward and backward."""
+@dataclass(frozen=True)
+class LocalTrainer(ABC):
+    """Local training of a round's clients, forward and backward.
+
+    Attributes:
+        uses_torch_threads: Whether its steps are torch's; compiled code has threads of its own.
+        kernel: Gradients and curvature of the model.
+        y: Labels of all clients' rows.
+        batches: The minibatches of every client slot.
+        step_sizes: η_k of every slot, [L].
+        optimizer: The clients' optimiser.
+        outer: How minibatches enter the outer loss; None where they do not.
+    """
+
+    uses_torch_threads: ClassVar[bool] = False
+
+    kernel: Kernel
+    y: Tensor
+    batches: DeviceBatchPlan
+    step_sizes: Tensor
+    optimizer: LocalOptimizer
+    outer: OuterWeights | None
 
     @property
-    def batches(self) -> DeviceBatchPlan: ...
+    def path_outer(self) -> OuterWeights | None:
+        """How minibatches enter the outer loss, where local steps are part of it."""
+        return None if self.outer is None or self.outer.loss.only_final else self.outer
 
-    @property
-    def uses_torch_threads(self) -> bool:
-        """Whether its steps are torch's; compiled code has threads of its own."""
-        ...
-
+    @abstractmethod
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
-        """w_k of every slot [L, d] from w^(t) of every slot, summing up losses and gradients."""
-        ...
+        """Train every slot.
 
+        Args:
+            start: w^(t) of every slot [L, d].
+            sums: Filled with losses; gradients are added where it has a place for them.
+
+        Returns:
+            w_k of every slot [L, d].
+        """
+
+    @abstractmethod
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """dL/dw^(t) through every slot, given dL/dw_k."""
-        ...
+        """Differentiate through the local training of every slot, which is repeated for it.
+
+        Args:
+            start: w^(t) of every slot [L, d].
+            adjoint: dL/dw_k of every slot [L, d].
+
+        Returns:
+            dL/dw^(t) through every slot [L, d].
+        """

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
 
 Parameters = list[Tensor]
 Pullback = Callable[[Tensor, Parameters], None]
+OuterSlope = Callable[[Tensor], Tensor] | None
+"""From logits to ∂ℓ^out/∂logits; None where there is no outer loss."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,20 @@ class Kernel(Protocol):
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Logits [L, B, C] alone."""
-        ...
 
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         """Logits [L, B, C], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
 
         `into` may be the parameters themselves: an update in place, after which the function is spent.
         """
-        ...
 
     def apply_hvp_(
-        self,
-        parameters: Parameters,
-        adjoint: Parameters,
-        batch: Batch,
-        curvature: Tensor,
-        outer_slope: Callable[[Tensor], Tensor] | None,
+        self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
         """In place: p ← p − (Σ_i u_i ∇²ce_i(w)) p + Σ_i ε_iᵀ ∂z_i/∂w.
 
         u [L, B] is `curvature`; ε [L, B, C] is `outer_slope(logits)`, nothing where that is None.
         """
-        ...
 
 
 def flatten(parameters: Parameters) -> Tensor:
@@ -88,23 +81,3 @@ def views(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
 def unflatten(flat: Tensor, shapes: Sequence[torch.Size]) -> Parameters:
     """The inverse: contiguous copies that may be changed in place."""
     return [p.clone(memory_format=torch.contiguous_format) for p in views(flat, shapes)]
-
-
-def check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse what is no classifier of rows such as x."""
-    if not any(p.requires_grad for p in module.parameters()):
-        raise InputError("the model has no parameters to train.")
-    module.eval()
-    try:
-        with torch.no_grad():
-            first, second = module(x), module(x)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the model cannot read rows of shape {list(x.shape[1:])}: {reason}") from error
-    if not isinstance(first, Tensor) or first.shape != (len(x), classes):
-        given = list(first.shape) if isinstance(first, Tensor) else type(first).__name__
-        raise InputError(
-            f"the model gives {given} for {len(x)} rows, where logits of shape {[len(x), classes]} are needed."
-        )
-    if not torch.equal(first, second):
-        raise InputError("the model gives other logits for the same rows each time, even when it is not trained.")

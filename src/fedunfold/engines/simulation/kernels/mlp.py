@@ -15,20 +15,23 @@ and backward, where the outer slope ε and the curvature term travel as one chai
 so the outer gradient costs no product of its own.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.task import cross_entropy, softmax_jacobian_product
-from fedunfold.engines.simulation.kernels.base import Batch, Parameters, Pullback
+from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, Pullback
 
 Layer = tuple[Tensor, Tensor | None]
 
 
 class MLPKernel:
-    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases."""
+    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases.
+
+    Attributes:
+        biased: Of every layer, whether it has a bias.
+        sizes: The number of features, and that of the units of every layer.
+    """
 
     is_stochastic = False
     min_batch_size = 1
@@ -36,6 +39,7 @@ class MLPKernel:
     def __init__(self, module: nn.Module) -> None:
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self.biased = [layer.bias is not None for layer in layers]
+        self.sizes = layers[0].in_features, *(layer.out_features for layer in layers)
         self.layout = ParamLayout.of(module)
 
     @staticmethod
@@ -66,9 +70,8 @@ class MLPKernel:
             for (weight, _), activation in zip(layers[:0:-1], activations[:0:-1], strict=True):
                 slopes.append(_masked(torch.bmm(slopes[-1], weight), activation))
             # Only now may `into` change: it can be the very weights the chain above went through.
-            for (weight, bias), activation, delta in zip(
-                self._layers(into), activations, reversed(slopes), strict=True
-            ):
+            targets = self._layers(into)
+            for (weight, bias), activation, delta in zip(targets, activations, reversed(slopes), strict=True):
                 weight.baddbmm_(delta.mT, activation)
                 if bias is not None:
                     bias.add_(delta.sum(1))
@@ -76,12 +79,7 @@ class MLPKernel:
         return logits, pullback
 
     def apply_hvp_(
-        self,
-        parameters: Parameters,
-        adjoint: Parameters,
-        batch: Batch,
-        curvature: Tensor,
-        outer_slope: Callable[[Tensor], Tensor] | None,
+        self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
         layers, tangents = self._layers(parameters), self._layers(adjoint)
         activations, logits = self._forward(layers, batch)

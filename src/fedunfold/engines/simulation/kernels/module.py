@@ -7,7 +7,7 @@ In training, dropout draws by the slot's seed, and normalisation layers take the
 running ones, which travel with the parameters. Where the model only reads, nothing is drawn and the running ones count.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
-from fedunfold.engines.simulation.kernels.base import Batch, Parameters, Pullback
+from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, Pullback
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
 
 
@@ -30,15 +30,10 @@ class ModuleKernel:
         seed_dropout(module, self._generator)
         self._module = module
         self.layout = layout = ParamLayout.of(module)
-        params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        held = dict(module.named_parameters()) | dict(module.named_buffers())
+        leaves, running = ([held[name].detach() for name in names] for names in (layout.names, layout.buffer_names))
         x = x.expand(2, *x.shape[1:]) if len(x) == 1 else x
-        tried = _Slot(
-            [params[name].detach() for name in layout.names],
-            [buffers[name] for name in layout.buffer_names],
-            x,
-            x.new_empty(0),
-            seed=0,
-        )
+        tried = _Slot(leaves, running, x, x.new_empty(0), seed=0)
         self._check_training(tried)
         self.min_batch_size = self._fewest_rows(tried)
 
@@ -69,12 +64,7 @@ class ModuleKernel:
 
     @torch.enable_grad()
     def apply_hvp_(
-        self,
-        parameters: Parameters,
-        adjoint: Parameters,
-        batch: Batch,
-        curvature: Tensor,
-        outer_slope: Callable[[Tensor], Tensor] | None,
+        self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
         slots = []
         adjoint = adjoint[: len(self.layout.shapes)]  # running statistics have none

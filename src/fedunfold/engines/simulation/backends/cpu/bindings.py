@@ -71,16 +71,12 @@ def call(name: Name, dtype: torch.dtype, args: CallArgs, *, is_long: bool) -> No
 
 
 def shuffle(rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, threads: int = 1) -> None:
-    """`permutations.shuffle_rows` by compiled code, which does not check that all epochs lie within the rows."""
-    _draw("shuffle_rows", rows, keys, epochs, *rows.shape[1:], threads)
+    """`permutations.shuffle_rows` by compiled code."""
+    draw("shuffle_rows", rows, keys, epochs, *rows.shape[1:], threads)
 
 
-def shuffle_ends(ends: np.ndarray, keys: np.ndarray, epochs: np.ndarray) -> None:
-    """`permutations.last_rows` by compiled code, which does not check that `ends` has room for them."""
-    _draw("last_rows", ends, keys, epochs)
-
-
-def _draw(name: str, rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, *counts: int) -> None:
+def draw(name: str, rows: np.ndarray, keys: np.ndarray, epochs: np.ndarray, *counts: int) -> None:
+    """A function of `permutations` by compiled code, which does not check that the rows have room for all epochs."""
     arrays = (rows, np.int32), (keys, np.uint64), (epochs, np.int64)
     as_compiled = all(array.flags.c_contiguous and array.dtype == dtype for array, dtype in arrays)
     if not (as_compiled and rows.flags.writeable):

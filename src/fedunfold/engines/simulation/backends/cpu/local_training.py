@@ -3,14 +3,12 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.parts import LocalOptimizer
-from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
+from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.cpu.bindings import TYPES, CallArgs, Name, call, is_built
 from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
@@ -35,7 +33,7 @@ def is_supported(x: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class CpuTrainer:
+class CpuTrainer(LocalTrainer):
     """What `TorchTrainer` does, for stacks of linear layers on a CPU.
 
     Every client slot is trained by one thread at a time, so that its numbers do not depend on how many threads there
@@ -44,35 +42,15 @@ class CpuTrainer:
     Attributes:
         kernel: The stack of linear layers.
         rows: The data of all clients.
-        y: Their labels.
-        batches: The minibatches of every client slot.
-        step_sizes: η_k of every slot [L].
-        optimizer: The clients' optimiser, of which `fused_mu` is used.
-        outer: How minibatches enter the outer loss; None where they do not.
         threads: How many threads may be used.
     """
 
-    uses_torch_threads: ClassVar[bool] = False
-
     kernel: MLPKernel
     rows: SparseRows
-    y: Tensor
-    batches: DeviceBatchPlan
-    step_sizes: Tensor
-    optimizer: LocalOptimizer
-    outer: OuterWeights | None
     threads: int
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
-        """Train every slot.
-
-        Args:
-            start: w^(t) of every slot [L, d].
-            sums: Filled with losses; outer gradients are added where it has a place for them.
-
-        Returns:
-            w_k of every slot [L, d].
-        """
+        """Train every slot in one call."""
         start = start if start.stride(1) == 1 else start.contiguous()
         # Memory of numpy's, because torch's is aligned: one round's, given back, would be too small for the next.
         models = torch.from_numpy(np.empty(start.shape, start.new_empty(0).numpy().dtype))
@@ -83,15 +61,7 @@ class CpuTrainer:
         return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """Differentiate through the local training of every slot, which is repeated for it.
-
-        Args:
-            start: w^(t) of every slot [L, d].
-            adjoint: dL/dw_k of every slot [L, d].
-
-        Returns:
-            dL/dw^(t) through every slot [L, d].
-        """
+        """Train every slot again and differentiate through it, in one call."""
         start = start if start.stride(1) == 1 else start.contiguous()
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
         self._call("backward", self._args(start, adjoint))
@@ -129,7 +99,7 @@ class CpuTrainer:
             rows=batch_size,
             threads=self.threads if self._multiplications >= WORTH_THREADS else 1,
             start_stride=start.stride(0),
-            outer_on_path=outer is not None and not outer.loss.only_final,
+            outer_on_path=self.path_outer is not None,
             mu=self.optimizer.fused_mu,
             sizes=self._sizes.ctypes.data,
             x=self._pointer(rows.values, samples, features),
@@ -156,8 +126,7 @@ class CpuTrainer:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """Features, and the units of every layer."""
-        weights = [shape for shape in self.kernel.layout.shapes if len(shape) == 2]
-        return np.array([weights[0][1], *(shape[0] for shape in weights)], dtype=np.int64)
+        return np.array(self.kernel.sizes, dtype=np.int64)
 
     @cached_property
     def _multiplications(self) -> int:
@@ -165,79 +134,81 @@ class CpuTrainer:
         return int(self.batches.counts.sum()) * self.kernel.layout.num_params
 
 
-def evaluate_outer(
-    kernel: MLPKernel,
-    rows: SparseRows,
-    y: Tensor,
-    model: Tensor,
-    chosen: np.ndarray,
-    coefficients: Tensor,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i ce_i(w) over chosen rows at fixed parameters w, and its gradient.
+@dataclass(frozen=True)
+class CpuEvaluator:
+    """Reads chosen rows at fixed parameters w.
 
-    Args:
+    Attributes:
         kernel: The stack of linear layers.
-        rows: The data.
+        x: The data.
         y: Their labels.
-        model: w [d].
-        chosen: Which rows of the data [n].
-        coefficients: c_i of every chosen row [n].
         threads: How many threads may be used.
-
-    Returns:
-        The sum and its gradient [d].
     """
-    evaluator = _evaluator(kernel, rows, y, chosen, coefficients, threads)
-    start = model.contiguous().expand(len(evaluator.batches.order), -1)
-    losses, gradients = model.new_empty(len(start)), model.new_zeros(start.shape)
-    args = evaluator._args(start)
-    args.losses, args.sums = losses.data_ptr(), gradients.data_ptr()
-    evaluator._call("evaluate", args)
-    return losses.sum(), gradients.sum(0)
 
+    kernel: MLPKernel
+    x: Tensor
+    y: Tensor
+    threads: int
 
-def predict(
-    kernel: MLPKernel, rows: SparseRows, y: Tensor, model: Tensor, chosen: np.ndarray, threads: int
-) -> tuple[Tensor, Tensor]:
-    """argmax_c z_ic and log Σ_c e^{z_ic} − z_{i y_i}: predicted class and cross-entropy of chosen rows at fixed
-    parameters w.
+    @cached_property
+    def rows(self) -> SparseRows:
+        """x as compiled code reads it, which relies on labels being classes."""
+        classes = self.kernel.sizes[-1]
+        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < classes:
+            raise ValueError(f"there are labels other than 0 to {classes - 1}.")
+        return SparseRows.from_dense(self.x)
 
-    Args:
-        kernel: The stack of linear layers.
-        rows: The data.
-        y: Their labels.
-        model: w [d].
-        chosen: Which rows of the data [n].
-        threads: How many threads may be used.
+    def outer(self, model: Tensor, chosen: np.ndarray, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_i c_i ce_i(w) over chosen rows, and its gradient.
 
-    Returns:
-        The classes and the losses, [n] each.
-    """
-    evaluator = _evaluator(kernel, rows, y, chosen, model.new_ones(len(chosen)), threads)
-    start = model.contiguous().expand(len(evaluator.batches.order), -1)
-    numel = evaluator.batches.rows.numel()
-    predicted, losses = y.new_empty(numel), model.new_empty(numel)
-    args = evaluator._args(start)
-    args.predicted, args.row_losses = predicted.data_ptr(), losses.data_ptr()
-    evaluator._call("predict", args)
-    return predicted[: len(chosen)], losses[: len(chosen)]
+        Args:
+            model: w [d].
+            chosen: Which rows of the data [n].
+            coefficients: c_i of every chosen row [n].
 
+        Returns:
+            The sum and its gradient [d].
+        """
+        trainer = self._trainer(chosen, coefficients)
+        start = model.contiguous().expand(len(trainer.batches.order), -1)
+        losses, gradients = model.new_empty(len(start)), model.new_zeros(start.shape)
+        args = trainer._args(start)
+        args.losses, args.sums = losses.data_ptr(), gradients.data_ptr()
+        trainer._call("evaluate", args)
+        return losses.sum(), gradients.sum(0)
 
-def _evaluator(
-    kernel: MLPKernel, rows: SparseRows, y: Tensor, chosen: np.ndarray, coefficients: Tensor, threads: int
-) -> CpuTrainer:
-    """Chosen rows in the order given, divided among slots that take no step."""
-    slots = min(EVALUATION_SLOTS, len(chosen))
-    steps = -(-len(chosen) // (slots * EVALUATION_ROWS))
-    shape = (steps, slots, EVALUATION_ROWS)
-    places, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
-    places[: len(chosen)], means[: len(chosen)] = chosen, coefficients
-    left = len(chosen) - EVALUATION_ROWS * np.arange(steps * slots)
-    counts = np.clip(left, 0, EVALUATION_ROWS).astype(np.int32).reshape(steps, slots)
-    minibatches = torch.from_numpy(places).view(shape), counts, means.view(shape)
-    batches = DeviceBatchPlan(tuple(range(slots)), tuple((counts > 0).sum(1).tolist()), *minibatches)
-    return CpuTrainer(kernel, rows, y, batches, coefficients.new_zeros(slots), sgd(), None, threads)
+    def predict(self, model: Tensor, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """argmax_c z_ic and log Σ_c e^{z_ic} − z_{i y_i}: predicted class and cross-entropy of chosen rows.
+
+        Args:
+            model: w [d].
+            chosen: Which rows of the data [n].
+
+        Returns:
+            The classes and the losses, [n] each.
+        """
+        trainer = self._trainer(chosen, model.new_ones(len(chosen)))
+        start = model.contiguous().expand(len(trainer.batches.order), -1)
+        numel = trainer.batches.rows.numel()
+        predicted, losses = self.y.new_empty(numel), model.new_empty(numel)
+        args = trainer._args(start)
+        args.predicted, args.row_losses = predicted.data_ptr(), losses.data_ptr()
+        trainer._call("predict", args)
+        return predicted[: len(chosen)], losses[: len(chosen)]
+
+    def _trainer(self, chosen: np.ndarray, coefficients: Tensor) -> CpuTrainer:
+        """Chosen rows in the order given, divided among slots that take no step."""
+        slots = min(EVALUATION_SLOTS, len(chosen))
+        steps = -(-len(chosen) // (slots * EVALUATION_ROWS))
+        shape = (steps, slots, EVALUATION_ROWS)
+        places, means = np.zeros(math.prod(shape), dtype=np.int32), coefficients.new_zeros(math.prod(shape))
+        places[: len(chosen)], means[: len(chosen)] = chosen, coefficients
+        left = len(chosen) - EVALUATION_ROWS * np.arange(steps * slots)
+        counts = np.clip(left, 0, EVALUATION_ROWS).astype(np.int32).reshape(steps, slots)
+        minibatches = torch.from_numpy(places).view(shape), counts, means.view(shape)
+        batches = DeviceBatchPlan(tuple(range(slots)), tuple((counts > 0).sum(1).tolist()), *minibatches)
+        rates = coefficients.new_zeros(slots)
+        return CpuTrainer(self.kernel, self.y, batches, rates, sgd(), None, self.rows, self.threads)
 
 
 def _pointer(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedunfold.core import rng
-from fedunfold.engines.simulation.backends.cpu.bindings import is_built, shuffle, shuffle_ends
+from fedunfold.engines.simulation.backends.cpu.bindings import draw, is_built, shuffle
 
 MAX_THREADS = 4
 WORTH_THREADS = 100_000
@@ -60,7 +60,7 @@ def last_rows(sizes: np.ndarray, wanted: np.ndarray, keys: np.ndarray) -> np.nda
         orders = [rng.permutation(size, key) for size, key in zip(sizes.tolist(), keys, strict=True)]
         return np.concatenate([order[len(order) - n :] for order, n in zip(orders, wanted.tolist(), strict=True)])
     ends = np.empty(wanted.sum(), dtype=np.int32)
-    shuffle_ends(ends, keys, np.stack([sizes, wanted], 1))
+    draw("last_rows", ends, keys, np.stack([sizes, wanted], 1))
     return ends
 
 

@@ -1,7 +1,7 @@
 """The CUDA kernels beside this file, compiled for one model's shape when they are first needed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -20,6 +20,7 @@ FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
 MAX_LAYERS = 3
 HERE = Path(__file__).parent
 Name = Literal["forward", "backward", "forward_tensor_cores"]
+Launch = Callable[[int, Sequence[Any]], None]
 TENSOR_CORE_HEADERS = ("tensor_core_tiles.cuh", "tensor_core_first_layer.cuh", "tensor_core_upper_layers.cuh")
 SOURCES: dict[Name, tuple[str, ...]] = {
     "forward": ("mlp.cuh", "cluster.cuh", "forward_layers.cuh", "forward.cu"),
@@ -159,32 +160,6 @@ class KernelConfig:
         return [f"-D{macro}={value}" for macro, value in values.items()]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A compiled kernel.
-
-    Attributes:
-        kernel: What torch compiled.
-        blocks: Thread blocks of a client slot.
-        threads: Threads of a block.
-        shared_bytes: Shared memory of a block.
-        device: Where it runs.
-    """
-
-    kernel: Any
-    blocks: int
-    threads: int
-    shared_bytes: int
-    device: torch.device
-
-    def __call__(self, slots: int, arguments: Sequence[Any]) -> None:
-        """Launch it for so many client slots; a kernel knows of a tensor only its address."""
-        if not all(argument.is_contiguous() for argument in arguments if isinstance(argument, Tensor)):
-            raise ValueError("a kernel reads and writes contiguous tensors only.")
-        with torch.cuda.device(self.device):
-            self.kernel((slots * self.blocks, 1, 1), (self.threads, 1, 1), list(arguments), self.shared_bytes)
-
-
 @lru_cache(maxsize=64)
 def compile_kernel(name: Name, config: KernelConfig, device: torch.device) -> Launch:
     """Compile a kernel, once in a process.
@@ -193,12 +168,23 @@ def compile_kernel(name: Name, config: KernelConfig, device: torch.device) -> La
         name: Which one.
         config: What it is compiled for.
         device: Where it will run.
+
+    Returns:
+        Launches it for so many client slots with its arguments; a kernel knows of a tensor only its address.
     """
     source = "".join((HERE / part).read_text(encoding="utf-8") for part in ("primitives.cuh", *SOURCES[name]))
+    of_slot, threads, shared_bytes = blocks(name), config.threads(name), config.shared_bytes(name)
     with torch.cuda.device(device):
         kernel = _compile(source, name, ["--std=c++17", *config.macros(name)])
-        kernel.set_shared_memory_config(config.shared_bytes(name))
-    return Launch(kernel, blocks(name), config.threads(name), config.shared_bytes(name), device)
+        kernel.set_shared_memory_config(shared_bytes)
+
+    def launch(slots: int, arguments: Sequence[Any]) -> None:
+        if not all(argument.is_contiguous() for argument in arguments if isinstance(argument, Tensor)):
+            raise ValueError("a kernel reads and writes contiguous tensors only.")
+        with torch.cuda.device(device):
+            kernel((slots * of_slot, 1, 1), (threads, 1, 1), list(arguments), shared_bytes)
+
+    return launch
 
 
 @lru_cache

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.parts import LocalOptimizer
-from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
+from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.cuda import jit
 from fedunfold.engines.simulation.batching import upload
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
@@ -28,58 +26,30 @@ def is_supported(kernel: MLPKernel, rows: int, x: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class CudaTrainer:
+class CudaTrainer(LocalTrainer):
     """What `TorchTrainer` does, for stacks of linear layers on a GPU.
 
     Attributes:
         kernel: The stack of linear layers.
         x: The data of all clients.
-        y: Their labels.
-        batches: The minibatches of every client slot.
-        step_sizes: η_k of every slot [L].
-        optimizer: The clients' optimiser, of which `fused_mu` is used.
-        outer: How minibatches enter the outer loss; None where they do not.
     """
-
-    uses_torch_threads: ClassVar[bool] = False
 
     kernel: MLPKernel
     x: Tensor
-    y: Tensor
-    batches: DeviceBatchPlan
-    step_sizes: Tensor
-    optimizer: LocalOptimizer
-    outer: OuterWeights | None
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
-        """Train every slot.
-
-        Args:
-            start: w^(t) of every slot [L, d].
-            sums: Filled with losses; outer gradients are added where it has a place for them.
-
-        Returns:
-            w_k of every slot [L, d].
-        """
+        """Train every slot in one launch."""
         models = torch.empty_like(start, memory_format=torch.contiguous_format)
         self._launch(start, models, sums)
         return models
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
-        """Differentiate through the local training of every slot, which is repeated to save its activations.
-
-        Args:
-            start: w^(t) of every slot [L, d].
-            adjoint: dL/dw_k of every slot [L, d].
-
-        Returns:
-            dL/dw^(t) through every slot [L, d].
-        """
+        """Train every slot again, saving its activations, and differentiate through it in a second launch."""
         saved = start.new_empty(len(self.batches.active), len(start), self._config.saved_per_step)
         self._launch(start, saved, StepSums(start.new_empty(2, len(start))), saves_activations=True)
         adjoint = adjoint.clone(memory_format=torch.contiguous_format)
         launch = jit.compile_kernel("backward", self._config, self.x.device)
-        launch(len(start), [*self._inputs, saved, adjoint, len(start), int(self._has_path_loss)])
+        launch(len(start), [*self._inputs, saved, adjoint, len(start), int(self.path_outer is not None)])
         return adjoint
 
     def supports_backward(self, memory_budget: int) -> bool:
@@ -99,22 +69,13 @@ class CudaTrainer:
         on_tensor_cores = not saves_activations and self._uses_tensor_cores(config, slots)
         name: jit.Name = "forward_tensor_cores" if on_tensor_cores else "forward"
         losses = start.new_empty(2, slots, config.loss_sums(name))
-        jit.compile_kernel(name, config, self.x.device)(
-            slots,
-            [
-                *self._inputs,
-                to,
-                start,
-                losses[0],
-                losses[1],
-                start if gradients is None else gradients,
-                start if gradients is None else start.new_zeros(slots * config.scratch),
-                slots,
-                float(self.optimizer.fused_mu or 0),
-            ],
-        )
+        sums_to, scratch = start, start  # where there is nothing to sum up, neither is read
+        if gradients is not None:
+            sums_to, scratch = gradients, start.new_zeros(slots * config.scratch)
+        arguments = [*self._inputs, to, start, *losses, sums_to, scratch, slots, float(self.optimizer.fused_mu or 0)]
+        jit.compile_kernel(name, config, self.x.device)(slots, arguments)
         torch.sum(losses, 2, out=sums.losses)
-        if not self._has_path_loss:
+        if self.path_outer is None:
             sums.losses[1] = 0
 
     def _uses_tensor_cores(self, config: jit.KernelConfig, slots: int) -> bool:
@@ -128,10 +89,6 @@ class CudaTrainer:
         balanced = self.outer is not None and self.outer.class_weights is not None
         return replace(plain, prox=bool(self.optimizer.fused_mu), balanced=balanced)
 
-    @property
-    def _has_path_loss(self) -> bool:
-        return self.outer is not None and not self.outer.loss.only_final
-
     @cached_property
     def _inputs(self) -> tuple[Tensor, ...]:
         """Data, minibatches and coefficients."""
@@ -144,5 +101,4 @@ class CudaTrainer:
 
 
 def _config(kernel: MLPKernel, rows: int) -> jit.KernelConfig:
-    weights = [shape for shape in kernel.layout.shapes if len(shape) == 2]
-    return jit.KernelConfig(weights[0][1], tuple(shape[0] for shape in weights), rows)
+    return jit.KernelConfig(kernel.sizes[0], kernel.sizes[1:], rows)

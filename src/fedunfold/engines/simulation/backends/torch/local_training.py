@@ -12,7 +12,7 @@ budget, otherwise in √S segments from √S checkpoints, so that memory grows w
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -20,11 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.task import cross_entropy
-from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights, StepSums
+from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.torch.stepping import Iterate, ProximalStepping, StatefulStepping, Stepping
-from fedunfold.engines.simulation.kernels.base import Batch, Kernel, Parameters, flatten, unflatten, views
+from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, flatten, unflatten, views
 
 
 @dataclass(frozen=True)
@@ -39,40 +38,28 @@ class _SampleLosses:
 
 
 @dataclass(frozen=True)
-class TorchTrainer:
+class TorchTrainer(LocalTrainer):
     """The participating clients of one round.
 
     Attributes:
-        kernel: Gradients and curvature of the model.
         x: Rows of all clients.
-        y: Their labels.
-        batches: The minibatches.
-        step_sizes: η_k of every slot.
-        optimizer: The clients' optimiser.
-        outer: How minibatches enter the outer loss.
         memory_budget: Bytes of iterates that the backward pass may store.
         curvature: Whether the backward pass counts the curvature of the training loss.
     """
 
     uses_torch_threads: ClassVar[bool] = True
 
-    kernel: Kernel
     x: Tensor
-    y: Tensor
-    batches: DeviceBatchPlan
-    step_sizes: Tensor
-    optimizer: LocalOptimizer
-    outer: OuterWeights | None
     memory_budget: int
     curvature: bool = True
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
         """w_k of every slot [L, d] from w^(t) of every slot, summing up losses and gradients."""
         means, shapes = self.batches.means, self._shapes
-        own, outer = sums.gradients, sums.outer_gradients
+        own, outer, along = sums.gradients, sums.outer_gradients, self.path_outer
         met = _SampleLosses(
             torch.zeros_like(means),
-            torch.zeros_like(means) if self._along is not None and not self._along.loss.is_cross_entropy else None,
+            torch.zeros_like(means) if along is not None and not along.loss.is_cross_entropy else None,
             None if own is None else views(own, shapes),
             None if outer is None else views(outer, shapes),
         )
@@ -81,17 +68,17 @@ class TorchTrainer:
         for step in range(len(self.batches.active)):
             self._step_(step, stepping, iterate, met)
         torch.sum(met.losses * means, (0, 2), out=sums.losses[0])
-        if self._along is None:
+        if along is None:
             sums.losses[1] = 0
         else:
             values = met.losses if met.outer_losses is None else met.outer_losses
-            torch.sum(values * self._along.coefficients(self._labels, means), (0, 2), out=sums.losses[1])
+            torch.sum(values * along.coefficients(self._labels, means), (0, 2), out=sums.losses[1])
         return flatten(iterate.parameters)
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
         """dL/dw^(t) through every slot, given dL/dw_k."""
         stepping = self._stepping(start)
-        stepping.start_backward(adjoint)
+        stepping.start_backward(unflatten(adjoint, self._shapes))
         for step, iterate in self._iterates_in_reverse(stepping):
             batch, means = self._minibatch(step)
             stepping.backward_step_(iterate, batch, means, self._outer_slope(batch, means))
@@ -111,53 +98,41 @@ class TorchTrainer:
         for begin in range(0, total - length, length):
             iterate = checkpoints[-1].clone()
             for step in range(begin, begin + length):
-                self._step_(step, stepping, iterate, None)
+                self._step_(step, stepping, iterate)
             checkpoints.append(iterate)
         for begin in reversed(range(0, total, length)):
             iterate, segment = checkpoints.pop(), []
             for step in range(begin, min(begin + length, total)):
                 segment.append((step, iterate.clone(self.batches.active[step])))
-                self._step_(step, stepping, iterate, None)
+                self._step_(step, stepping, iterate)
             while segment:
                 yield segment.pop()
 
-    def _step_(self, step: int, stepping: Stepping, iterate: Iterate, met: _SampleLosses | None) -> None:
+    def _step_(self, step: int, stepping: Stepping, iterate: Iterate, met: _SampleLosses | None = None) -> None:
+        """One step of the slots that still train, noting losses and gradients where there is a place for them."""
         batch, means = self._minibatch(step)
-        logits, pullback = self.kernel.local_vjp([p[: len(means)] for p in iterate.parameters], batch)
+        live, outer = len(means), self.path_outer
+        logits, pullback = self.kernel.local_vjp([p[:live] for p in iterate.parameters], batch)
         losses, slope = cross_entropy(logits, batch.y)
         if met is not None:
-            self._record(met, step, batch, means, logits, losses, slope, pullback)
+            met.losses[step, :live] = losses
+            if met.gradients is not None:
+                pullback(slope * means.unsqueeze(-1), [p[:live] for p in met.gradients])
+        if met is not None and outer is not None:
+            outer_slope = slope
+            if met.outer_losses is not None:
+                met.outer_losses[step, :live], outer_slope = outer.loss.values(logits, batch.y)
+            if met.outer_gradients is not None:
+                coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
+                pullback(outer_slope * coefficients, [p[:live] for p in met.outer_gradients])
         stepping.step_(iterate, slope, means, pullback)
 
-    def _outer_slope(self, batch: Batch, means: Tensor) -> Callable[[Tensor], Tensor] | None:
-        outer = self._along
+    def _outer_slope(self, batch: Batch, means: Tensor) -> OuterSlope:
+        outer = self.path_outer
         if outer is None:
             return None
         coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
         return lambda logits: outer.loss.values(logits, batch.y)[1].mul_(coefficients)
-
-    def _record(
-        self,
-        met: _SampleLosses,
-        step: int,
-        batch: Batch,
-        means: Tensor,
-        logits: Tensor,
-        losses: Tensor,
-        slope: Tensor,
-        pullback: Callable[[Tensor, Parameters], None],
-    ) -> None:
-        live = len(means)
-        met.losses[step, :live] = losses
-        if met.gradients is not None:
-            pullback(slope * means.unsqueeze(-1), [p[:live] for p in met.gradients])
-        if self._along is None:
-            return
-        if met.outer_losses is not None:
-            met.outer_losses[step, :live], slope = self._along.loss.values(logits, batch.y)
-        if met.outer_gradients is not None:
-            coefficients = self._along.coefficients(batch.y, means)
-            pullback(slope * coefficients.unsqueeze(-1), [p[:live] for p in met.outer_gradients])
 
     def _minibatch(self, step: int) -> tuple[Batch, Tensor]:
         """The step's minibatches of the slots that still train, and 1/|b| per sample (0 for padding).
@@ -172,11 +147,6 @@ class TorchTrainer:
         seeds = self.batches.seeds(step) if self.kernel.is_stochastic else None
         batch = Batch(x.view(*rows.shape, *x.shape[1:]), self._labels[step, :live], counts, seeds)
         return batch, self.batches.means[step, :live]
-
-    @cached_property
-    def _along(self) -> OuterWeights | None:
-        """The outer loss, where local steps are part of it."""
-        return None if self.outer is None or self.outer.loss.only_final else self.outer
 
     @cached_property
     def _rows_read(self) -> Tensor:

@@ -1,6 +1,5 @@
 """One local step of all clients and its derivative: in place for SGD and prox, by autograd for any other optimiser."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,9 +8,7 @@ from torch import Tensor
 
 from fedunfold.core.parts import LocalOptimizer, State
 from fedunfold.core.task import cross_entropy
-from fedunfold.engines.simulation.kernels.base import Batch, Kernel, Parameters, Pullback, flatten, unflatten, views
-
-OuterSlope = Callable[[Tensor], Tensor] | None
+from fedunfold.engines.simulation.kernels.base import Batch, Kernel, OuterSlope, Parameters, Pullback, flatten, views
 
 
 @dataclass
@@ -40,7 +37,6 @@ class Stepping(Protocol):
 
     def start(self) -> Iterate:
         """Where every slot begins."""
-        ...
 
     def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
         """One step in place of the slots that still train.
@@ -51,19 +47,15 @@ class Stepping(Protocol):
             means: 1/|b|.
             pullback: From slopes to gradients of the parameters.
         """
-        ...
 
-    def start_backward(self, adjoint: Tensor) -> None:
-        """From dL/dw_k [L, d]."""
-        ...
+    def start_backward(self, adjoint: Parameters) -> None:
+        """From dL/dw_k, which may be changed in place."""
 
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
         """Through the step made at an iterate."""
-        ...
 
     def end_backward(self) -> Tensor:
         """dL/dw^(t) [L, d]."""
-        ...
 
 
 class ProximalStepping:
@@ -81,17 +73,14 @@ class ProximalStepping:
     def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
         live, rates = len(means), self._step_sizes[: len(means)]
         current = [p[:live] for p in iterate.parameters]
-        pull = None
-        if self._mu:
-            pairs = zip(self._anchor[: self._trained], current[: self._trained], strict=True)
-            pull = [anchor[:live] - p for anchor, p in pairs]
+        trained = current[: self._trained] if self._mu else []
+        pull = [anchor[:live] - p for anchor, p in zip(self._anchor, trained, strict=False)]
         pullback(slope.mul_((means * -rates[:, None]).unsqueeze(-1)), current)
-        if pull is not None:
-            for p, towards in zip(current[: self._trained], pull, strict=True):
-                p.add_(towards.mul_(_per_slot(rates * self._mu, towards)))
+        for p, towards in zip(trained, pull, strict=True):
+            p.add_(towards.mul_(_per_slot(rates * self._mu, towards)))
 
-    def start_backward(self, adjoint: Tensor) -> None:
-        self._adjoint = unflatten(adjoint, [p.shape[1:] for p in self._anchor])
+    def start_backward(self, adjoint: Parameters) -> None:
+        self._adjoint = adjoint
         self._anchor_gain = [torch.zeros_like(p) for p in self._adjoint] if self._mu else []
 
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
@@ -116,13 +105,13 @@ class StatefulStepping:
         self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters, curvature: bool
     ) -> None:
         self._kernel, self._optimizer, self._curvature = kernel, optimizer, curvature
-        self._step_sizes, self._anchor = step_sizes[:, None], flatten(anchor)
+        self._start, self._step_sizes, self._anchor = anchor, step_sizes[:, None], flatten(anchor)
         self._shapes, self._trained = [p.shape[1:] for p in anchor], kernel.layout.num_params
         self._adjoint = self._anchor_gain = self._anchor.new_zeros(0)
         self._state_adjoint: State = ()
 
     def start(self) -> Iterate:
-        return Iterate(unflatten(self._anchor, self._shapes), self._optimizer.init(self._anchor[:, : self._trained]))
+        return Iterate([p.clone() for p in self._start], self._optimizer.init(self._anchor[:, : self._trained]))
 
     def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
         live = len(means)
@@ -137,9 +126,9 @@ class StatefulStepping:
         for s, new in zip(iterate.state, after, strict=True):
             s[:live] = new
 
-    def start_backward(self, adjoint: Tensor) -> None:
-        self._adjoint = adjoint.clone()
-        self._anchor_gain = torch.zeros_like(adjoint[:, : self._trained])
+    def start_backward(self, adjoint: Parameters) -> None:
+        self._adjoint = flatten(adjoint)
+        self._anchor_gain = torch.zeros_like(self._adjoint[:, : self._trained])
         self._state_adjoint = tuple(torch.zeros_like(s) for s in self.start().state)
 
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:

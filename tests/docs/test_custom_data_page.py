@@ -1,4 +1,4 @@
-"""What docs/own-data.md shows works as it stands there."""
+"""What docs/custom-data.md shows works as it stands there."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ import pytest
 from fedunfold.cli import main
 from tests.support import sites
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "custom-data.md"
 COMMANDS = re.findall(r"^    fedunfold ([^\n]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

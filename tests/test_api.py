@@ -46,7 +46,7 @@ def test_trials_are_batched_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyP
         return run_rounds(*given, **more)
 
     apart = fu.compare(tiny(), "fedavg", trials=5)
-    monkeypatch.setattr("fedunfold.training.compare.run_rounds", noted)
+    monkeypatch.setattr("fedunfold.api.run_rounds", noted)
     monkeypatch.setattr(fu.SimulatedFederation, "max_parallel_runs", 2)
     in_pairs = fu.compare(tiny(), "fedavg", trials=5, callback=Hears(), checkpoints=tmp_path)
     assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
@@ -77,7 +77,7 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a method ran before all were checked")
 
-    monkeypatch.setattr("fedunfold.training.compare.run_rounds", unexpected)
+    monkeypatch.setattr("fedunfold.api.run_rounds", unexpected)
     unlearnable = fu.Method("mine", fu.Algorithm(aggregator=fu.median()), None)
     with pytest.raises(fu.InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
         fu.compare(tiny(), ["fedavg", "krum-fedavg"])

@@ -1,8 +1,11 @@
-"""Run methods on an environment, and compare them over several trials."""
+"""What a user calls: learn weights for an environment, run methods on it, compare them over several trials."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,19 +13,76 @@ from fedunfold.config import Environment, environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.params import ModelFactory
+from fedunfold.core.params import ModelFactory, device_of
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import Weigh, WeightingRule, as_rule
+from fedunfold.rules.rule import Weigh, WeightingRule
 from fedunfold.tracking import Callback, CallbackList, callback_scope
-from fedunfold.tracking.callback import OuterStepRelay
+from fedunfold.tracking.scalars import iteration_records
 from fedunfold.training.comparison import Comparison, MethodResult
-from fedunfold.training.learn import described, device_of, digest_of, learn_weights
 from fedunfold.training.loop import run_rounds
-from fedunfold.training.methods import Method, learned_method, method
-from fedunfold.unfolding import Learning, check_learnable
+from fedunfold.training.methods import Method, as_method, learned_method
+from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
+from fedunfold.version import VERSION
+
+
+def learn_weights(
+    env: Environment | str | Path,
+    *,
+    algorithm: Algorithm | None = None,
+    learning: Learning | None = None,
+    model: ModelFactory | None = None,
+    fraction: float = 1.0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
+    callback: Callback | None = None,
+) -> LearnedWeights:
+    """Learn how much each client should count in each round of an environment.
+
+    Args:
+        env: An environment, the name of a bundled one, or a TOML file.
+        algorithm: What the weights will be used with: local and server optimiser, treatment of absent clients.
+        learning: How they are learned.
+        model: A function that builds a classifier in place of the environment's own.
+        fraction: The part of its data that every client learns weights with.
+        device: ``cpu`` or ``cuda``.
+        dtype: The precision of the models.
+        checkpoint: A file from which an interrupted run is resumed.
+        callback: Called after every outer iteration; it may stop learning there.
+
+    Returns:
+        The learned weights Θ[t, k], with their history.
+
+    Raises:
+        InputError: Weights cannot be learned through the algorithm, or something does not fit the environment.
+        DivergenceError: Training left the finite numbers.
+
+    >>> import fedunfold as fu
+    >>> learned = fu.learn_weights("digits-label-skew", learning=fu.Learning(iterations=2))
+    >>> learned.weights.shape
+    torch.Size([10, 5])
+    """
+    env, algorithm, learning = environment(env), algorithm or Algorithm(), learning or Learning()
+    data = env.load().restricted(fraction, env.seed)
+    federation = SimulatedFederation(env, data, model=model, device=device_of(device), dtype=dtype)
+    check_learnable(algorithm)
+    check_learning(learning)
+    settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
+    with callback_scope(callback, _described("learn", federation, dtype) | settings) as callbacks:
+        learned = learn(
+            federation,
+            env.rounds,
+            algorithm=algorithm,
+            learning=learning,
+            digest=_digest(federation, model),
+            checkpoint=checkpoint,
+            on_iteration=partial(callbacks.on_outer_step, LearnedWeights.name, iterations=learning.iterations),
+        )
+        callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+    return learned
 
 
 def run(
@@ -61,26 +121,16 @@ def run(
     >>> len(result.accuracies)
     10
     """
-    env = environment(env)
-    chosen = _as_method(method)
+    chosen = as_method(method)
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
-    federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
-    rule = _fitting(chosen.rule, federation, model)
-    settings = {"method": chosen.name, "rule": rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
-    with callback_scope(callback, {**described("run", env, env.load(), device, dtype), **settings}) as callbacks:
-        (result,) = run_rounds(
-            federation,
-            rule,
-            env.rounds,
-            [f"trial-{trial}"],
-            algorithm=chosen.algorithm,
-            digest=digest_of(federation, model),
-            checkpoint=checkpoint,
-            checkpoint_seconds=None,
-            on_round=lambda t, seen: callbacks.on_round_end(chosen.name, trial, t, seen[0]),
-        )
-        callbacks.on_trial_end(chosen.name, trial, 1, result)
+    federation = SimulatedFederation(environment(env), model=model, device=device_of(device), dtype=dtype)
+    digest = _digest(federation, model)
+    _check_fit(chosen.rule, federation, digest)
+    parts = {"method": chosen.name, "rule": chosen.rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
+    with callback_scope(callback, _described("run", federation, dtype) | parts) as callbacks:
+        only = range(trial, trial + 1)
+        (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint)
         last = result.evaluations[-1]
         callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
     return result
@@ -179,108 +229,118 @@ def compare(
     if not is_count(trials):
         raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
     given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
-    chosen = [_as_method(entry) for entry in given]
+    chosen = [as_method(entry) for entry in given]
     if not chosen:
         raise InputError("a comparison needs at least one method, such as fedavg.")
     names = [entry.name for entry in chosen]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    digest = _digest(federation, model)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
         entry.algorithm.aggregator.check_enough(len(env.clients))
         if entry.rule is None:
             check_learnable(entry.algorithm)
         else:
-            _fitting(entry.rule, federation, model)
+            _check_fit(entry.rule, federation, digest)
     settings = {
         "methods": names,
         "trials": trials,
         "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
         "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
     }
-    digest = digest_of(federation, model)
     results = []
-    settings = {**described("compare", env, federation.data, device, dtype), **settings}
-    with callback_scope(callback, settings) as callbacks:
+    with callback_scope(callback, _described("compare", federation, dtype) | settings) as callbacks:
         for position, entry in enumerate(chosen):
-            rule, algorithm = entry.rule, entry.algorithm
-            if rule is None:
-                rule = learn_weights(
-                    env,
+            saved = partial(_checkpoint, checkpoints, position)
+            ready, learned = entry, entry.rule if isinstance(entry.rule, LearnedWeights) else None
+            if entry.rule is None:
+                how = learning or entry.learning
+                learned = learn(
+                    federation,
+                    env.rounds,
                     algorithm=entry.algorithm,
-                    learning=learning or entry.learning,
-                    model=model,
-                    device=device,
-                    dtype=dtype,
-                    checkpoint=checkpoints and checkpoints / f"{position}-learning.safetensors",
-                    callback=OuterStepRelay(callbacks, entry.name),
+                    learning=how,
+                    digest=digest,
+                    checkpoint=saved("learning"),
+                    on_iteration=partial(callbacks.on_outer_step, entry.name, iterations=how.iterations),
                 )
-                algorithm = rule.algorithm  # with the step sizes learned beside the weights
-            rule = _fitting(rule, federation, model)
-            saved = checkpoints and checkpoints / str(position)
-            runs = _trials(entry.name, federation, rule, algorithm, trials, callbacks, digest, saved)
-            results.append(MethodResult(entry.name, runs, rule if isinstance(rule, LearnedWeights) else None))
+                ready = learned_method(learned, entry.name)  # with the step sizes learned beside the weights
+            runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved)
+            results.append(MethodResult(entry.name, runs, learned))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
     return comparison
 
 
-def _trials(
-    name: str,
+def _run_trials(
     federation: SimulatedFederation,
-    rule: WeightingRule,
-    algorithm: Algorithm,
-    trials: int,
-    callbacks: CallbackList,
+    chosen: Method,
+    trials: range,
     digest: str,
-    saved: Path | None,
+    callbacks: CallbackList,
+    checkpoint: Callable[[str], Path | None],
 ) -> tuple[RunResult, ...]:
-    """All trials of a method, as many together as the federation says is worth it.
-
-    `saved` is how the names of their checkpoints begin.
-    """
-    rounds = federation.environment.rounds
+    """Trials of a method, as many together as the federation says is worth it; checkpoints by the first of them."""
+    assert chosen.rule is not None
     runs: list[RunResult] = []
-    names = [f"trial-{trial}" for trial in range(trials)]
-    for first in range(0, trials, federation.max_parallel_runs):
+    for first in trials[:: federation.max_parallel_runs]:
 
         def report(t: int, tests: Sequence[Evaluation], first: int = first) -> bool:
             """Whether every one of the trials is to stop."""
-            stops = [callbacks.on_round_end(name, trial, t, test) for trial, test in enumerate(tests, first)]
+            stops = [callbacks.on_round_end(chosen.name, trial, t, test) for trial, test in enumerate(tests, first)]
             return all(stops)
 
+        together = range(first, min(first + federation.max_parallel_runs, trials.stop))
         outcomes = run_rounds(
             federation,
-            rule,
-            rounds,
-            names[first : first + federation.max_parallel_runs],
-            algorithm=algorithm,
+            chosen.rule,
+            federation.environment.rounds,
+            [f"trial-{trial}" for trial in together],
+            algorithm=chosen.algorithm,
             digest=digest,
-            checkpoint=saved and saved.with_name(f"{saved.name}-trial-{first}.safetensors"),
+            checkpoint=checkpoint(f"trial-{first}"),
             checkpoint_seconds=None,
             on_round=report,
         )
-        for outcome in outcomes:
-            callbacks.on_trial_end(name, len(runs), trials, outcome)
-            runs.append(outcome)
+        for trial, outcome in zip(together, outcomes, strict=True):
+            callbacks.on_trial_end(chosen.name, trial, len(trials), outcome)
+        runs += outcomes
     return tuple(runs)
 
 
-def _as_method(given: Method | WeightingRule | Weigh | str) -> Method:
-    if isinstance(given, Method):
-        return given
-    if isinstance(given, str):
-        return method(given)
-    if isinstance(given, LearnedWeights):
-        return learned_method(given)
-    rule = as_rule(given)
-    return Method(rule.name, Algorithm(), rule)
+def _checkpoint(folder: Path | None, position: int, name: str) -> Path | None:
+    return folder and folder / f"{position}-{name}.safetensors"
 
 
-def _fitting(rule: WeightingRule, federation: SimulatedFederation, model: ModelFactory | None) -> WeightingRule:
-    """Learned weights are refused where they were learned for another federation."""
-    if not isinstance(rule, LearnedWeights):
-        return rule
+def _check_fit(rule: WeightingRule, federation: SimulatedFederation, digest: str) -> None:
+    """Refuse learned weights where they were learned for another federation."""
+    if isinstance(rule, LearnedWeights):
+        rule.adapt(federation.data.keys, federation.environment.rounds, digest)
+
+
+def _digest(federation: SimulatedFederation, model: ModelFactory | None) -> str:
+    """What learned weights record of their federation; a custom model counts by its shapes."""
+    digest = federation.environment.digest(federation.environment.load())
+    if model is None:
+        return digest
+    shapes = [list(shape) for shape in federation.layout.shapes]
+    return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
+
+
+def _described(command: str, federation: SimulatedFederation, dtype: torch.dtype) -> dict[str, Any]:
+    """What a callback is given about every run: the federation and what it is computed on."""
     env = federation.environment
-    return rule.adapt(env.load().keys, env.rounds, digest_of(federation, model))
+    return {
+        "command": command,
+        "environment": env.name,
+        "clients": list(federation.data.keys),
+        "rounds": env.rounds,
+        "batch_size": env.batch_size,
+        "lr": env.lr,
+        "seed": env.seed,
+        "device": str(federation.device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "version": VERSION,
+    }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedunfold.unfolding.optimizer import Adam
+from fedunfold.unfolding.state import Adam
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.9)])
