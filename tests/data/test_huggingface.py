@@ -60,7 +60,7 @@ def test_every_row_is_at_one_client_or_in_the_test(file: str, how: str) -> None:
     assert all(np.array_equal(x, again.clients[key][0]) for key, (x, _) in made.clients.items())
 
 
-def test_kinds_of_dealing_differ(file: str) -> None:
+def test_kinds_of_partition_differ(file: str) -> None:
     def held(how: str) -> float:
         made = imported(file, how, drop=["site"])
         return float(np.mean([len(set(y.tolist())) for _, y in made.clients.values()]))
@@ -116,7 +116,7 @@ def test_gaps_and_class_numbers(tmp_path: Path) -> None:
         ("natural:column=nobody", None, ("`partitioner` natural", "own.jsonl")),
     ],
 )
-def test_what_cannot_be_dealt(file: str, how: str, clients: int | None, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_partitioned(file: str, how: str, clients: int | None, words: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
         imported(file, how, clients)
     assert "\n" not in str(caught.value)

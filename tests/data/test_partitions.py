@@ -99,7 +99,7 @@ def test_labels_with_sizes_are_equal_per_label(sets: list[list[int]], seed: int,
 
 @settings(max_examples=40, deadline=None)
 @given(sets=label_sets, seed=seeds)
-def test_labels_without_sizes_deal_all_rows_evenly(sets: list[list[int]], seed: int) -> None:
+def test_labels_without_sizes_divide_all_rows_evenly(sets: list[list[int]], seed: int) -> None:
     y = labels(200)
     parts = by_labels(y, sets, None, np.random.default_rng(seed))
     listed = {label for own in sets for label in own}

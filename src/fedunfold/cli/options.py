@@ -21,7 +21,7 @@ def _bundled(incomplete: str) -> list[str]:
     """Names for the shell to complete; files are completed by the shell itself."""
     from importlib import resources
 
-    folder = resources.files("fedunfold") / "config" / "bundled"
+    folder = resources.files("fedunfold") / "config" / "presets"
     names = (file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
     return sorted(name for name in names if name.startswith(incomplete))
 

@@ -60,8 +60,8 @@ def recommend(found: Heterogeneity) -> Recommendation:
     if found.mean_divergence >= DIVERGENCE:
         furthest = max(found.divergence, key=lambda key: found.divergence[key])
         perhaps.append(
-            f"labels differ: on average a client is {found.mean_divergence:.2f} away from the pooled distribution, "
-            f"{furthest} {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
+            f"labels differ: clients diverge from the pooled distribution by {found.mean_divergence:.2f} on average, "
+            f"{furthest} by {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
         )
     epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
     _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)

@@ -14,7 +14,7 @@ def bundled() -> tuple[str, ...]:
     >>> "digits-flaky" in bundled()
     True
     """
-    folder = resources.files("fedunfold.config") / "bundled"
+    folder = resources.files("fedunfold.config") / "presets"
     return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
@@ -40,7 +40,7 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
         return Environment.from_toml(name_or_path)
     names = bundled()
     if text in names:
-        file = resources.files("fedunfold.config") / "bundled" / f"{text}.toml"
+        file = resources.files("fedunfold.config") / "presets" / f"{text}.toml"
         return Environment.parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]}?" if close else "."

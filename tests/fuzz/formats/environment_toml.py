@@ -56,7 +56,7 @@ def fuzz(data: bytes) -> bool:
 
 
 def seeds() -> Mapping[str, bytes]:
-    folder = resources.files("fedunfold.config") / "bundled"
+    folder = resources.files("fedunfold.config") / "presets"
     return {name: (folder / f"{name}.toml").read_bytes() for name in NAMES} | {"mine": MINE}
 
 
