@@ -79,7 +79,7 @@ def learn_weights(
             learning=learning,
             digest=_digest(federation, model),
             checkpoint=checkpoint,
-            on_iteration=partial(callbacks.on_outer_step, LearnedWeights.name, iterations=learning.iterations),
+            on_iteration=partial(_report_step, callbacks, LearnedWeights.name, learning.iterations),
         )
         callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
     return learned
@@ -264,7 +264,7 @@ def compare(
                     learning=how,
                     digest=digest,
                     checkpoint=saved("learning"),
-                    on_iteration=partial(callbacks.on_outer_step, entry.name, iterations=how.iterations),
+                    on_iteration=partial(_report_step, callbacks, entry.name, how.iterations),
                 )
                 ready = learned_method(learned, entry.name)  # with the step sizes learned beside the weights
             runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved)
@@ -272,6 +272,10 @@ def compare(
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
     return comparison
+
+
+def _report_step(callbacks: Callback, method: str, iterations: int, so_far: LearnedWeights) -> bool | None:
+    return callbacks.on_outer_step(method, so_far, iterations)
 
 
 def _run_trials(
