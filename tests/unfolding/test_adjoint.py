@@ -1,16 +1,23 @@
 """Several runs batched, forward and backward."""
 
+import gc
+import weakref
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError
+from fedunfold.core.messages import ClientUpdates, OuterLossResult, TrainRequest
 from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import nova
 from fedunfold.server import adam
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from fedunfold.unfolding.update_store import UpdateStorage
-from tests.support.federations import BatchedRuns, ContractOnly, participation, simulated, tiny
+from tests.support.federations import RUN, BatchedRuns, ContractOnly, participation, simulated, tiny
 
 RUNS = ["a", "b", "c"]
 THETA = torch.tensor([[0.5, 0.6, 0.7], [0.9, 0.3, 0.4], [0.6, 0.6, 0.5], [0.2, 0.8, 0.6]], dtype=torch.float64)
@@ -75,3 +82,40 @@ def test_one_run_that_diverges_is_an_error() -> None:
         unroll_and_grad(
             *(federation, THETA, Algorithm(), OUTER_LOSSES.make("path"), "first_order"), runs=RUNS, models=models
         )
+
+
+class WatchedUpdates(SimulatedFederation):
+    """Counts, when all rounds have been run, of how many of them the updates are still in memory."""
+
+    alive = -1
+
+    def __init__(self) -> None:
+        super().__init__(tiny(), dtype=torch.float64)
+        self.watched: list[weakref.ref[Tensor]] = []
+
+    def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
+        reports = super().train(requests)
+        self.watched += [weakref.ref(report.updates.rows) for report in reports]
+        return reports
+
+    def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
+        gc.collect()
+        self.alive = sum(rows() is not None for rows in self.watched)
+        return super().outer_loss(requests)
+
+
+@pytest.mark.parametrize(("storage", "alive"), [("full", 3), ("half", 0), ("disk", 0)])
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_stored_updates_are_in_memory_only_where_they_are_stored_there(
+    storage: UpdateStorage, alive: int, absent: Absent
+) -> None:
+    federation = WatchedUpdates()
+    start, theta = federation.initial_model(RUN), torch.ones(3, 3, dtype=torch.float64)
+    unroll_and_grad(
+        *(federation, theta, Algorithm(absent=absent), OUTER_LOSSES.make("path"), "first_order"),
+        runs=[RUN],
+        models=[start],
+        storage=storage,
+    )
+    assert len(federation.watched) == 3
+    assert federation.alive == (0 if absent == "remember" else alive)

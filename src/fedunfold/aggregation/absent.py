@@ -61,7 +61,7 @@ def entering_updates(
     for row in latest.values():
         report.layout.buffers(row).zero_()  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
-    return RememberedUpdates(memory, report.updates.rows), memory
+    return RememberedUpdates(memory, report.updates.rows.new_empty(0, report.updates.rows.shape[1])), memory
 
 
 def eligible_clients(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> Tensor:

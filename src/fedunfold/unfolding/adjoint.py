@@ -27,12 +27,12 @@ from torch import Tensor
 
 from fedunfold.aggregation.absent import coefficients
 from fedunfold.aggregation.screening import filter_updates
-from fedunfold.aggregation.server_round import Aggregated, ServerState, aggregate
+from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import RejectedUpdate, TrainRequest
-from fedunfold.core.parts import OuterLoss, RoundDecision, State
+from fedunfold.core.parts import OuterLoss, RoundDecision, RoundInfo, State
 from fedunfold.core.threading import threads_for
 from fedunfold.unfolding.update_store import StoredUpdates, UpdateStorage, UpdateStore
 
@@ -124,7 +124,10 @@ class _Layer:
     request: TrainRequest
     outer_gradient: Tensor | None
     optimizer: State
-    aggregated: Aggregated
+    participated: Tensor
+    eligible: Tensor
+    direction: Tensor | None
+    info: RoundInfo
     updates: StoredUpdates
 
 
@@ -164,7 +167,9 @@ def _forward_round(
     done = aggregate([now.server for now in passes], reports, decisions, algorithm)
     for now, request, report, (server, aggregated) in zip(passes, requests, reports, done, strict=True):
         updates = now.store.add(aggregated.entered, aggregated.participated)
-        now.layers.append(_Layer(request, report.outer.gradient, now.server.optimizer, aggregated, updates))
+        # Of what was aggregated all but the updates themselves: these are in the store alone.
+        about = aggregated.participated, aggregated.eligible, aggregated.direction, aggregated.info
+        now.layers.append(_Layer(request, report.outer.gradient, now.server.optimizer, *about, updates))
         now.server = server
 
 
@@ -176,7 +181,7 @@ class FirstOrder:
         self._layers, self._adjoint, self._algorithm, self._lr = layers, adjoint, algorithm, lr
         with torch.enable_grad():
             self._theta = theta.detach().requires_grad_()
-            eligible = torch.stack([layer.aggregated.eligible for layer in layers])
+            eligible = torch.stack([layer.eligible for layer in layers])
             self._alpha = coefficients(normalize_squares(self._theta), eligible)
         self._step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
         self._optimizer: State = tuple(torch.zeros_like(moment) for moment in layers[-1].optimizer)
@@ -185,11 +190,11 @@ class FirstOrder:
     def backward_server(self) -> _Layer:
         """From λ_{t+1} to w̄ through the server's update; returns the round that was reached."""
         layer = self._layers.pop()
-        if layer.aggregated.direction is None:
+        if layer.direction is None:
             return layer
-        done, t = layer.aggregated, len(self._layers)
+        t = len(self._layers)
         self._adjoint, to_direction, self._optimizer = self._algorithm.server.vjp(
-            layer.request.model, layer.aggregated.direction, layer.optimizer, self._adjoint, self._optimizer, done.info
+            layer.request.model, layer.direction, layer.optimizer, self._adjoint, self._optimizer, layer.info
         )
         products = layer.updates.inner_products(to_direction)
         self._products.append((t, layer.updates.clients, products))
@@ -239,7 +244,7 @@ class Exact(FirstOrder):
             self._pending[k] = self._pending[k] + part if k in self._pending else part
 
     def pop_adjoints(self, layer: _Layer) -> Tensor | None:
-        clients = torch.nonzero(layer.aggregated.participated).flatten().tolist()
+        clients = torch.nonzero(layer.participated).flatten().tolist()
         return torch.stack([self._pending.pop(k) for k in clients]) if clients else None
 
 
@@ -251,7 +256,7 @@ def _backward_round(passes: Sequence[FirstOrder], federation: Federation) -> Non
     if pending:
         added = federation.vjp(
             [layer.request for _, layer, _ in pending],
-            [layer.aggregated.participated for _, layer, _ in pending],
+            [layer.participated for _, layer, _ in pending],
             [rows for _, _, rows in pending],
         )
         for (now, _, _), part in zip(pending, added, strict=True):

@@ -57,10 +57,10 @@ class UpdateStore(AbstractContextManager["UpdateStore"]):
         """Store what entered a round as it is, or in a form that takes less memory."""
         if self._kind == "full" or not isinstance(entered, OpenSum):
             return entered
-        rows = dict(zip(entered.clients.tolist(), entered.updates.rows, strict=True))
-        fresh = [k for k in torch.nonzero(participated).flatten().tolist() if k in rows]
-        if fresh:
-            self._latest |= zip(fresh, self._readers(torch.stack([rows[k] for k in fresh])), strict=True)
+        clients, rows = entered.clients, entered.updates.rows
+        if not bool((fresh := participated[clients]).all()):  # some are remembered from earlier rounds
+            clients, rows = clients[fresh], rows[fresh.to(rows.device)]
+        self._latest |= zip(clients.tolist(), self._readers(rows), strict=True)
         return _Rows(entered.clients, tuple(self._latest[k] for k in entered.clients.tolist()))
 
     def __exit__(self, *_: object) -> None:
