@@ -165,7 +165,7 @@ def test_a_momentum_decided_on_is_resumed(tmp_path: Path) -> None:
 )
 def test_a_state_that_cannot_be_saved_is_refused_by_its_type(tmp_path: Path, state: Any, message: str) -> None:
     odd = Rule("odd", lambda report, _: (size_shares(report), state))
-    with pytest.raises(InputError, match=f"a rule's state is saved only .*{message}"):
+    with pytest.raises(InputError, match=f"the state of a rule or a clock is saved only .*{message}"):
         run(tmp_path / "run.safetensors", odd)
     assert not list(tmp_path.iterdir())
     run(None, odd)

@@ -14,7 +14,7 @@ from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.messages import ClientUpdates, Evaluation
 from fedunfold.core.params import fingerprint
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
@@ -25,6 +25,10 @@ from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
+
+Clock = Callable[[ClientUpdates, Any], tuple[ClientUpdates, Any]]
+"""When updates reach the server: from what clients trained in a round and its own state (None at first) to what arrives
+in that round and the next state. Updates held back in the state arrive in a later round: asynchronous rounds."""
 
 
 def run_rounds(
@@ -37,6 +41,7 @@ def run_rounds(
     digest: str = "",
     checkpoint: Path | None = None,
     checkpoint_seconds: float | None = 0.0,
+    clock: Clock | None = None,
     on_round: Callable[[int, Sequence[Evaluation]], bool | None] | None = None,
 ) -> list[RunResult]:
     """Train a federation for some rounds under a weighting rule, testing after each.
@@ -55,6 +60,8 @@ def run_rounds(
         checkpoint: The file.
         checkpoint_seconds: It is saved at most that often, and after the last round and at Ctrl-C; 0: after every
             round, None: every 5 seconds.
+        clock: When updates reach the server; by default in the round they were trained in. Whoever has not arrived
+            counts as absent. Its state is saved as a rule's is, made of numbers, strings, tensors, lists and dicts.
         on_round: Called after every round with its number and the test of every run; where it returns True, training
             stops early.
 
@@ -88,7 +95,7 @@ def run_rounds(
     try:
         for t in range(saved, rounds):
             with threads_for(len(federation.clients) * len(first)):
-                states = _next_round(federation, rule, algorithm, runs, states, t)
+                states = _next_round(federation, rule, algorithm, clock, runs, states, t)
             save(at_once=t == rounds - 1)
             if on_round is not None and on_round(t, [state.evaluations[-1] for state in states]):
                 break
@@ -128,6 +135,7 @@ def _next_round(
     federation: Federation,
     rule: WeightingRule,
     algorithm: Algorithm,
+    clock: Clock | None,
     runs: Sequence[str],
     states: Sequence[RunState],
     t: int,
@@ -137,10 +145,12 @@ def _next_round(
         algorithm.request(run, t, state.server.model, required_metrics=rule.required_metrics)
         for run, state in zip(runs, states, strict=True)
     ]
+    trained = zip(federation.train(requests), states, strict=True)
+    arrived = [(report, state.clock) if clock is None else clock(report, state.clock) for report, state in trained]
     normalized = algorithm.local.normalized
     filtered = [
         filter_updates(report, algorithm.filter, state.log_norms, normalized=normalized)
-        for report, state in zip(federation.train(requests), states, strict=True)
+        for (report, _), state in zip(arrived, states, strict=True)
     ]
     reports = [found.report for found in filtered]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
@@ -155,9 +165,10 @@ def _next_round(
             [*state.evaluations, test],
             [*state.log_norms, found.log_norms],
             [*state.rejected, *found.rejected],
+            timed,
         )
-        for state, found, (decision, remembered), (server, aggregated), test in zip(
-            states, filtered, decided, servers, tests, strict=True
+        for state, (_, timed), found, (decision, remembered), (server, aggregated), test in zip(
+            states, arrived, filtered, decided, servers, tests, strict=True
         )
     ]
 

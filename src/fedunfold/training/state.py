@@ -12,8 +12,8 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation, RejectedUpdate
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 
-TENSOR = "tensor of the rule"
-"""The key of a dict that stands for a tensor in what a rule remembers."""
+TENSOR = "tensor"
+"""The key of a dict that stands for a tensor in what a rule or a clock remembers."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class RunState:
         evaluations: The test after every round.
         log_norms: Of every round those of the updates accepted, [K] (`aggregation.screening`).
         rejected: Whose updates were rejected.
+        clock: What the clock remembers.
     """
 
     server: ServerState
@@ -37,6 +38,7 @@ class RunState:
     evaluations: list[Evaluation] = field(default_factory=list)
     log_norms: list[Tensor] = field(default_factory=list)
     rejected: list[RejectedUpdate] = field(default_factory=list)
+    clock: Any = None
 
     @property
     def rounds(self) -> int:
@@ -71,11 +73,11 @@ class RunState:
         tensors |= {f"moment-{i}": moment for i, moment in enumerate(server.optimizer)}
         tensors |= {f"update-{k}": update for k, update in server.memory.items()}
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
-        of_rule: dict[str, Tensor] = {}
-        rule = _plain(self.rule, of_rule)
+        remembered: dict[str, Tensor] = {}
+        states = {"rule": _plain(self.rule, remembered), "clock": _plain(self.clock, remembered)}
         tests = [(found.accuracy, found.loss) for found in self.evaluations]
         rejected = [asdict(entry) for entry in self.rejected]
-        return tensors | of_rule, {"rule": rule, "tests": tests, "rejected": rejected}
+        return tensors | remembered, states | {"tests": tests, "rejected": rejected}
 
     @classmethod
     def from_parts(cls, tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> "RunState":
@@ -95,28 +97,29 @@ class RunState:
             tests,
             [*tensors["log_norms"]],
             [RejectedUpdate(**entry) for entry in about["rejected"]],
+            _restored(about["clock"], tensors),
         )
         state._check()
         return state
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What a rule remembers in plain values; its tensors go into `tensors`, and a name stands in their place."""
+    """What a rule or a clock remembers in plain values; tensors go into `tensors`, and a name stands in their place."""
     if isinstance(value, Tensor):
-        name = f"rule-{len(tensors)}"
+        name = f"remembered-{len(tensors)}"
         tensors[name] = value.detach()
         return {TENSOR: name}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise InputError("a rule's state is saved only where its dicts have strings as keys.")
+            raise InputError("the state of a rule or a clock is saved only where its dicts have strings as keys.")
         return {key: _plain(entry, tensors) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry, tensors) for entry in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InputError(
-        "a rule's state is saved only where it is made of numbers, strings, tensors, lists and dicts, not of "
-        f"{type(value).__name__}."
+        "the state of a rule or a clock is saved only where it is made of numbers, strings, tensors, lists and dicts, "
+        f"not of {type(value).__name__}."
     )
 
 
