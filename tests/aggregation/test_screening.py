@@ -159,7 +159,7 @@ def test_norms_measured_by_the_engine_are_those_of_the_updates(participation_pro
     data = env.load()
     x = data.x.clone() * 1e-4
     x[data.offsets[2] :] *= 1e30
-    federation = SimulatedFederation(env, replace(data, x=x))
+    federation = SimulatedFederation(env, replace(data, inputs=x))
     start = federation.initial_model(RUN)
     reports = [federation.train([Algorithm(nova()).request(RUN, t, start)])[0] for t in range(4)]
     assert any(found.rejected for found in reports)

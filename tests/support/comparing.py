@@ -23,6 +23,7 @@ from fedunfold.engines.simulation.batching import ClientSlice, plan_batches
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.local import nova, prox, sgd
 from fedunfold.rules.size import size
+from fedunfold.tasks import classification
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 
@@ -53,7 +54,7 @@ def stack(sides: Sequence[int]) -> MLPKernel:
     layers: list[nn.Module] = []
     for below, above in pairwise(sides):
         layers += [nn.Linear(below, above), nn.ReLU()]
-    return MLPKernel(nn.Sequential(*layers[:-1]))
+    return MLPKernel(nn.Sequential(*layers[:-1]), classification(sides[-1]))
 
 
 def normal_rows(features: int) -> Tensor:

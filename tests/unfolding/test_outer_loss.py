@@ -5,7 +5,8 @@ import torch
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import OUTER_LOSSES
-from fedunfold.core.task import cross_entropy, squared_error
+from fedunfold.tasks import classification, regression
+from fedunfold.tasks.cross_entropy import cross_entropy, squared_error
 
 NAMES = ["path", "sample", "balanced", "final", "final-balanced", "mse"]
 COUNTS = torch.tensor([[10, 0, 0, 4], [0, 5, 0, 1]])
@@ -32,11 +33,17 @@ def test_the_table() -> None:
 
 
 def test_only_mse_is_a_squared_error() -> None:
-    logits, labels = torch.tensor([[0.3, -1.0, 2.0]]), torch.tensor([1])
+    logits, labels = torch.tensor([[[0.3, -1.0, 2.0]]]), torch.tensor([[1]])
     for name in NAMES:
-        expected = squared_error(logits, labels) if name == "mse" else cross_entropy(logits, labels)
-        values = OUTER_LOSSES.make(name).values(logits, labels)
-        assert all(map(torch.equal, values, expected))
+        losses, slopes = squared_error(logits, labels) if name == "mse" else cross_entropy(logits, labels)
+        found, slopes_of = OUTER_LOSSES.make(name).values(classification(3), logits, labels, [1])
+        assert torch.equal(found, losses)
+        assert torch.equal(slopes_of(torch.full((1, 1), 0.5)), slopes * 0.5)
+
+
+def test_squared_errors_of_probabilities_are_for_classes() -> None:
+    with pytest.raises(InputError, match="the outer loss mse is for classification, not for regression"):
+        OUTER_LOSSES.make("mse").values(regression(), torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), [1])
 
 
 def test_unknown_losses_are_refused() -> None:

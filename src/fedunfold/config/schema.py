@@ -11,7 +11,15 @@ from typing import Annotated, Any, Self, TypeVar
 
 import tomli_w
 from numpy.typing import ArrayLike
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    PrivateAttr,
+    model_validator,
+)
 
 from fedunfold.config.client import Client, Epochs, expand_counts
 from fedunfold.config.model import ModelSpec
@@ -19,6 +27,8 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.settings import Count, Natural, Settings, shown
+from fedunfold.core.task import TASKS, Task
+from fedunfold.data.arrays import Arrays
 from fedunfold.data.config import DataSource, FeaturesSource, MemorySource, NpzSource, check_division, divide, resolve
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partitions import GivenPartition, Partition
@@ -28,7 +38,7 @@ from fedunfold.io.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, ROUNDS
 Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
 BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
 Value = TypeVar("Value")
-IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "model", "batch_size", "lr"}
+IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "task", "model", "batch_size", "lr"}
 
 
 def _printable(name: str) -> str:
@@ -40,6 +50,18 @@ def _printable(name: str) -> str:
 def _known_sampler(name: str) -> str:
     CLIENT_SAMPLERS.parse(name)
     return name
+
+
+def _as_task(given: object) -> object:
+    """A task that is described by its name and settings."""
+    if isinstance(given, str):
+        return TASKS.make(given)
+    if isinstance(given, Mapping):
+        settings = {str(key): value for key, value in given.items()}
+        if not isinstance(name := settings.pop("name", None), str):
+            raise ValueError(f"needs a name, one of {', '.join(TASKS.names())}")
+        return TASKS.make(name, **settings)
+    return given
 
 
 class OuterSchedule(Settings):
@@ -68,7 +90,8 @@ class Environment(Settings):
         client_sampler: How they are drawn.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
-        model: The classifier.
+        task: What a model is trained for; without it, classification of as many classes as there are labels.
+        model: The model.
         data: Where the data come from.
         partition: Who holds which of them.
         clients: The participants. An entry given as a table may have ``count = n`` and stands for n clients key-0 …
@@ -90,6 +113,7 @@ class Environment(Settings):
     client_sampler: Annotated[str, AfterValidator(_known_sampler)] = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
+    task: Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)] | None = None
     model: ModelSpec = ModelSpec()
     data: DataSource
     partition: Partition
@@ -117,6 +141,8 @@ class Environment(Settings):
                 f"field clients_per_round: must be at most {len(keys)}, the clients, got {self.clients_per_round}"
             )
         check_division(self.data, self.partition, tuple(keys))
+        if self.task is not None and len(self.class_names or ()) not in (0, self.task.num_groups):
+            raise ValueError(f"field class_names: the task {self.task.name} has {self.task.num_groups} classes")
         if isinstance(self.data, MemorySource) and len(self.class_names or ()) not in (0, self.data.data.classes):
             raise ValueError(f"field class_names: name the data's {self.data.data.classes} classes, or none")
         return self
@@ -167,8 +193,8 @@ class Environment(Settings):
     @classmethod
     def from_arrays(
         cls,
-        clients: Mapping[str, tuple[ArrayLike, ArrayLike]],
-        test: tuple[ArrayLike, ArrayLike],
+        clients: Mapping[str, tuple[Arrays, ArrayLike]],
+        test: tuple[Arrays, ArrayLike],
         *,
         rounds: int,
         batch_size: int,
@@ -177,7 +203,9 @@ class Environment(Settings):
         participation_probability: float | Mapping[str, float] = 1.0,
         model: ModelSpec | tuple[int, ...] = (),
         classes: int | None = None,
+        task: Task | None = None,
         clients_per_round: int | None = None,
+        client_sampler: str = "uniform",
         seed: int = 0,
         name: str = "in-memory",
         description: str = "",
@@ -192,9 +220,11 @@ class Environment(Settings):
             lr: The clients' local learning rate η.
             epochs: Epochs of local training in a round, for all clients or by key.
             participation_probability: How likely clients take part in a round, for all or by key.
-            model: The classifier, or the widths of its hidden layers.
+            model: The model, or the widths of its hidden layers.
             classes: The number of classes; without it, the highest label plus one.
+            task: What a model is trained for; without it, classification.
             clients_per_round: How many clients are drawn each round; all of them when None.
+            client_sampler: How they are drawn.
             seed: Randomness of training.
             name: What the environment is called.
             description: What it is, for people.
@@ -205,7 +235,7 @@ class Environment(Settings):
         >>> x, y = [[0.0, 1.0], [1.0, 0.0]], [0, 1]
         >>> env = Environment.from_arrays({"a": (x, y), "b": (x, y)}, (x, y), rounds=3, batch_size=2, lr=0.1)
         >>> env.load()
-        FederatedData(clients=2, samples=4, classes=2)
+        FederatedData(clients=2, samples=4, task=classification)
         """
         epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, clients)
         probability_of = _by_key("participation_probability", participation_probability, clients)
@@ -217,8 +247,10 @@ class Environment(Settings):
             lr=lr,
             seed=seed,
             clients_per_round=clients_per_round,
+            client_sampler=client_sampler,
+            task=task,
             model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
-            data=MemorySource(data=FederatedData.from_clients(clients, test, classes)),
+            data=MemorySource(data=FederatedData.from_clients(clients, test, classes, task)),
             partition=GivenPartition(),
             clients=tuple(
                 Client(key=key, epochs=epochs_of[key], participation_probability=probability_of[key]) for key in clients
@@ -236,7 +268,7 @@ class Environment(Settings):
         """
         result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
         result._folder = self._folder
-        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names"}:
+        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names", "task"}:
             vars(result)["_loaded"] = self._loaded
         return result
 
@@ -274,7 +306,7 @@ class Environment(Settings):
     def _loaded(self) -> FederatedData:
         keys = tuple(client.key for client in self.clients)
         classes = None if self.class_names is None else len(self.class_names)
-        return divide(self.data, self.partition, keys, self._folder, classes)
+        return divide(self.data, self.partition, keys, self._folder, classes, self.task)
 
     def digest(self, data: FederatedData) -> str:
         """A hash of what makes the federation, so that weights can tell whether they were learned for it.

@@ -315,14 +315,16 @@ class Evaluation:
     """Test result of one model.
 
     Attributes:
-        accuracy: A fraction.
-        loss: Mean cross-entropy.
-        class_accuracy: Accuracy on each class, [C]; NaN for a class without test samples.
+        accuracy: The task's primary metric.
+        loss: The mean loss of a sample.
+        class_accuracy: Accuracy on each class, [C]; NaN for a class without test samples, empty without classes.
+        metrics: All of the task's metrics by name.
     """
 
     accuracy: float
     loss: float
     class_accuracy: Tensor = field(default_factory=lambda: torch.empty(0))
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ from its name and settings (`Part.describe`, `registry.Registry.make`). Where th
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +17,10 @@ from torch import Tensor
 
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.registry import Registry
+from fedunfold.core.row_losses import Slopes, row_losses
+
+if TYPE_CHECKING:
+    from fedunfold.core.task import Task
 
 State = tuple[Tensor, ...]
 
@@ -164,7 +170,7 @@ class OuterLoss(Part, ABC):
     """Whether only the final evaluation, t = T, counts."""
     per_epoch: ClassVar[bool] = False
     """Whether client k's terms are divided by its epochs E_k."""
-    is_cross_entropy: ClassVar[bool] = False
+    is_training_loss: ClassVar[bool] = False
     """Whether a sample's outer loss is its training loss times a coefficient."""
 
     @property
@@ -176,9 +182,14 @@ class OuterLoss(Part, ABC):
         """A weight for every class from label counts [K, C] of the federation, [C]; None where all count alike."""
         return None
 
-    @abstractmethod
-    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of every sample, and its gradient with respect to the logits."""
+    def losses(self, task: "Task", outputs: Tensor, targets: Tensor) -> Tensor:
+        """ℓ^out_i of every row of a minibatch, [B]; by default the training loss."""
+        return task.losses(outputs, targets)
+
+    def values(self, task: "Task", outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> tuple[Tensor, Slopes]:
+        """ℓ^out_i of all rows of several minibatches [L, B], and the slopes of their weighted sum (`Task.values`)."""
+        losses = partial(self.losses, task)
+        return row_losses(losses, outputs, targets, counts, rows_interact=task.rows_interact)
 
 
 @dataclass(frozen=True)

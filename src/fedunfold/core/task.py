@@ -1,38 +1,113 @@
-"""The local training loss and the squared error, with their derivatives with respect to the logits.
+"""What a model is trained for: the loss of every row, metrics that merge over clients, and groups of rows.
 
-Local training minimises the mean cross-entropy of a minibatch.
+A task is one file that registers itself (`fedunfold.tasks`); other packages add theirs by the entry-point group
+`fedunfold.tasks`.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-
-def cross_entropy_values(logits: Tensor, labels: Tensor) -> Tensor:
-    """ce alone."""
-    return -torch.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """ce = −log softmax(z)_y and ∂ce/∂z = softmax(z) − e_y, for logits [..., C] and labels [...]."""
-    log_probabilities = torch.log_softmax(logits, -1)
-    chosen = labels.unsqueeze(-1)
-    losses = -log_probabilities.gather(-1, chosen).squeeze(-1)
-    gradient = log_probabilities.exp_()
-    gradient.scatter_add_(-1, chosen, logits.new_full((), -1).expand_as(chosen))
-    return losses, gradient
+from fedunfold.core.errors import InputError
+from fedunfold.core.parts import Part
+from fedunfold.core.registry import Registry
+from fedunfold.core.row_losses import Slopes, row_losses
 
 
-def squared_error(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """mean_c (softmax(z)_c − [c = y])² and its gradient (2/C)(diag(s) − s sᵀ)(s − e_y)."""
-    probabilities = torch.softmax(logits, -1)
-    error = probabilities.clone()
-    chosen = labels.unsqueeze(-1)
-    error.scatter_add_(-1, chosen, -torch.ones_like(chosen, dtype=logits.dtype))
-    gradient = softmax_jacobian_product(probabilities, error).mul_(2 / logits.shape[-1])
-    return error.square().mean(-1), gradient
+@dataclass(frozen=True)
+class Task(Part, ABC):
+    """The loss of a minibatch b is Σ_{i∈b} c_i ℓ_i(outputs, targets), where local training has c_i = 1/|b|.
+
+    ℓ_i depends on row i alone unless `rows_interact`: then it depends on the whole minibatch, as Cox's partial
+    likelihood does on the risk set, and is only ever evaluated on real minibatches.
+
+    A metric is computed from *statistics*, sums over rows that clients can add up without showing a row.
+    """
+
+    primary: ClassVar[str]
+    """The metric by which models are compared."""
+    greater_is_better: ClassVar[bool] = True
+    """The direction of the primary metric."""
+    percentages: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that are fractions and shown in percent."""
+    rows_interact: ClassVar[bool] = False
+    """Whether the loss of a row depends on the other rows of its minibatch."""
+    is_cross_entropy: ClassVar[bool] = False
+    """Whether ℓ_i = −log softmax(z_i)_{y_i} for logits [B, C]: compiled code knows this loss."""
+    keeps_integers: ClassVar[bool] = False
+    """Whether whole numbers as inputs are ids, such as tokens, and not measurements."""
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Outputs of a perceptron for the task."""
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups of rows there are for losses that balance them; 1 where balancing has no meaning."""
+        return 1
+
+    def groups(self, targets: Tensor) -> Tensor:
+        """The group of every row, int64. Where there are several, rows may lie on any number of leading axes."""
+        return torch.zeros(len(targets), dtype=torch.int64, device=targets.device)
+
+    @abstractmethod
+    def check_targets(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        """Targets in the type that `losses` takes.
+
+        Args:
+            targets: One row for each sample.
+            name: What messages call them.
+
+        Raises:
+            InputError: They are none of this task; the message says what is wrong.
+        """
+
+    @abstractmethod
+    def output_shape(self, targets: Tensor) -> tuple[int, ...]:
+        """The shape that a model's outputs need for some targets."""
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """ℓ_i of every row of a minibatch, [B]; twice differentiable by autograd."""
+
+    @abstractmethod
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sums over rows from which metrics are computed, float64 [M]; those of several parts are added up."""
+
+    @abstractmethod
+    def metrics(self, statistics: Tensor) -> dict[str, float]:
+        """The metrics of the rows behind the statistics; NaN where one is not defined for them."""
+
+    def group_scores(self, statistics: Tensor) -> Tensor:
+        """The accuracy on each class, [C]; empty where a task has no classes."""
+        return torch.empty(0)
+
+    def check_outputs(self, outputs: Any, targets: Tensor) -> Tensor:
+        """A model's outputs for some rows, refused where they are not what the task needs."""
+        needed = self.output_shape(targets)
+        if not isinstance(outputs, Tensor) or outputs.shape != needed:
+            given = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise InputError(
+                f"the model gives {given} for {len(targets)} rows, where the task {self.name} needs outputs of shape "
+                f"{list(needed)}."
+            )
+        return outputs
+
+    def values(self, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> tuple[Tensor, Slopes]:
+        """Losses of all rows of several minibatches, and the slopes of any weighted sum of them.
+
+        Args:
+            outputs: Of every minibatch, [L, B, …].
+            targets: [L, B, …].
+            counts: How many leading rows of each minibatch are real; others have the weight 0.
+        """
+        return row_losses(self.losses, outputs, targets, counts, rows_interact=self.rows_interact)
 
 
-def softmax_jacobian_product(probabilities: Tensor, vector: Tensor) -> Tensor:
-    """(diag(s) − s sᵀ) v: also the Hessian of the cross-entropy in the logits, applied to v."""
-    weighted = probabilities * vector
-    return weighted - probabilities * weighted.sum(-1, keepdim=True)
+TASKS: Registry[Task] = Registry("task", "fedunfold.tasks", "fedunfold.tasks")

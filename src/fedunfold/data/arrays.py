@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedunfold.core.errors import InputError
+from fedunfold.tasks.targets import class_numbers
 
+Arrays = ArrayLike | Mapping[str, ArrayLike]
+"""What a model reads: one array, or several by name."""
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
@@ -35,7 +38,38 @@ def as_array(value: ArrayLike, name: str) -> NDArray[Any]:
         raise InputError(f"{name} is not a plain numeric array ({reason}).") from error
 
 
-def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
+def all_inputs(named: Mapping[str, Arrays], *, keep_integers: bool) -> list[dict[str, NDArray[Any]]]:
+    """The inputs of all clients and of the test set, checked; one array has the name "".
+
+    Args:
+        named: Them by what messages call them.
+        keep_integers: Whether whole numbers are ids; among several arrays by name they always are.
+
+    Raises:
+        InputError: An array cannot be used; the message names it.
+    """
+    first_name, first = next(iter(named.items()))
+    if not isinstance(first, Mapping):
+        arrays = {name: value for name, value in named.items() if not isinstance(value, Mapping)}
+        if len(arrays) < len(named):
+            raise InputError(f"{first_name} is one array, and others are several by name; give the same everywhere.")
+        return [{"": rows} for rows in features(arrays, keep_integers=keep_integers).values()]
+    parts: list[dict[str, NDArray[Any]]] = [{} for _ in named]
+    for key in first:
+        column: dict[str, ArrayLike] = {}
+        for name, value in named.items():
+            if not isinstance(value, Mapping) or value.keys() != first.keys():
+                raise InputError(f"{name} has other inputs than {first_name} ({', '.join(first)}); give the same ones.")
+            column[f"'{key}' in {name}"] = value[key]
+        for part, rows in zip(parts, features(column, keep_integers=True, axes=1).values(), strict=True):
+            part[key] = rows
+    for name, part in zip(named, parts, strict=True):
+        if len({len(rows) for rows in part.values()}) > 1:
+            raise InputError(f"{name} has inputs of different lengths; give one row of each to every sample.")
+    return parts
+
+
+def features(named: Mapping[str, ArrayLike], *, keep_integers: bool = False, axes: int = 2) -> dict[str, NDArray[Any]]:
     """All features of one federation or file as float32, rows of one common shape, every value finite.
 
     uint8 counts as image bytes and becomes x/255 in [0, 1]; any other number stays what it is. The two are
@@ -43,6 +77,8 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
 
     Args:
         named: The arrays by what messages call them.
+        keep_integers: Whether whole numbers are ids and stay what they are, as int64.
+        axes: The least number of axes.
 
     Returns:
         The checked arrays by the same names.
@@ -53,9 +89,9 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
     arrays = {name: as_array(value, name) for name, value in named.items()}
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
-        if array.dtype.kind not in "uif":
+        if array.dtype.kind not in ("uifb" if keep_integers else "uif"):
             raise InputError(f"{name} has type {array.dtype}; give integers or floats.")
-        if array.ndim < 2:
+        if array.ndim < axes:
             raise InputError(f"{name} has shape {array.shape}; give [samples, features].")
         if array.size == 0:
             raise InputError(f"{name} is empty (shape {array.shape}); give at least one sample or leave it out.")
@@ -69,6 +105,8 @@ def features(named: Mapping[str, ArrayLike]) -> dict[str, Features]:
                 f"{name} has type {array.dtype} but {first_name} has {first.dtype}; "
                 "use uint8 everywhere or nowhere, because only uint8 is scaled to [0, 1]."
             )
+    if keep_integers and all(array.dtype.kind in "uib" for array in arrays.values()):
+        return {name: array.astype(bool if array.dtype.kind == "b" else np.int64) for name, array in arrays.items()}
     return {name: _as_float32(array, name) for name, array in arrays.items()}
 
 
@@ -102,13 +140,6 @@ def labels(value: ArrayLike, name: str, rows: int, classes: int | None = None) -
         InputError: They are none; the message names them.
     """
     array = as_array(value, name)
-    if array.dtype.kind not in "ui":
-        raise InputError(f"{name} has type {array.dtype}; give class numbers as integers from 0.")
     if array.shape != (rows,):
         raise InputError(f"{name} has shape {array.shape} but its x has {rows} rows; give one label a row.")
-    lowest, highest = int(array.min()), int(array.max())
-    if lowest < 0:
-        raise InputError(f"{name} has the label {lowest}; number the classes from 0.")
-    if classes is not None and highest >= classes:
-        raise InputError(f"{name} has the label {highest} but there are {classes} classes (0 to {classes - 1}).")
-    return array.astype(np.int64, copy=False)
+    return class_numbers(array, name, classes)

@@ -9,12 +9,16 @@ from pydantic import Field, InstanceOf
 from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
 from fedunfold.core.settings import Natural, Settings
+from fedunfold.core.task import Task
 from fedunfold.data import sources
 from fedunfold.data.federated import FederatedData
-from fedunfold.data.partitions import GivenPartition, Partition
+from fedunfold.data.partitions import GivenPartition, IidPartition, IndicesPartition, Partition, SizesPartition
 from fedunfold.data.vision.files import load_features
 from fedunfold.data.vision.splitting import split, unit_rows
 from fedunfold.io.atomic import is_plain_file
+
+BY_ROW = (IidPartition, SizesPartition, IndicesPartition)
+"""Partitions for which it does not matter what the targets are."""
 
 
 def resolve(path: str, folder: Path) -> Path:
@@ -30,7 +34,7 @@ class DigitsSource(Settings):
 
     source: Literal["digits"] = "digits"
 
-    def load(self, folder: Path) -> sources.Dataset:
+    def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         return sources.load_digits()
 
 
@@ -39,7 +43,7 @@ class MnistSource(Settings):
 
     source: Literal["mnist"] = "mnist"
 
-    def load(self, folder: Path) -> sources.Dataset:
+    def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         return sources.load_mnist()
 
 
@@ -53,11 +57,11 @@ class NpzSource(Settings):
     source: Literal["npz"] = "npz"
     path: str = Field(min_length=1)
 
-    def load(self, folder: Path) -> sources.Dataset:
-        return sources.load_npz(resolve(self.path, folder))
+    def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
+        return sources.load_npz(resolve(self.path, folder), task)
 
-    def load_clients(self, folder: Path) -> tuple[dict[str, sources.Pair], sources.Pair]:
-        return sources.load_npz_clients(resolve(self.path, folder))
+    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[dict[str, sources.Pair], sources.Pair]:
+        return sources.load_npz_clients(resolve(self.path, folder), task)
 
 
 class FeaturesSource(Settings):
@@ -76,7 +80,7 @@ class FeaturesSource(Settings):
     seed: Natural = 0
     scaling: Literal["none", "unit"] = "none"
 
-    def load(self, folder: Path) -> sources.Dataset:
+    def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         found = resolve(self.path, folder)
         shared = os.environ.get("FEDUNFOLD_DATA")
         if not is_plain_file(found) and shared:
@@ -136,7 +140,12 @@ def check_division(source: DataSource, partition: Partition, keys: tuple[str, ..
 
 
 def divide(
-    source: DataSource, partition: Partition, keys: tuple[str, ...], folder: Path, classes: int | None = None
+    source: DataSource,
+    partition: Partition,
+    keys: tuple[str, ...],
+    folder: Path,
+    classes: int | None = None,
+    task: Task | None = None,
 ) -> FederatedData:
     """Load a source and give every client its rows.
 
@@ -146,6 +155,7 @@ def divide(
         keys: The clients.
         folder: Where relative paths count from.
         classes: The number of classes; without it, the highest label plus one.
+        task: What a model is trained for; without it, classification.
 
     Returns:
         The checked data of all clients.
@@ -155,14 +165,17 @@ def divide(
         return source.data
     if isinstance(partition, GivenPartition):
         assert isinstance(source, NpzSource)
-        pairs, test = source.load_clients(folder)
+        pairs, test = source.load_clients(folder, task)
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
             raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
-        return FederatedData.from_clients({key: pairs[key] for key in keys}, test, classes)
-    rows = source.load(folder)
+        return FederatedData.from_clients({key: pairs[key] for key in keys}, test, classes, task)
+    rows = source.load(folder, task)
+    if not isinstance(partition, BY_ROW) and (rows.y_train.ndim != 1 or rows.y_train.dtype.kind not in "ui"):
+        raise InputError(f"field partition: '{partition.kind}' divides by class; use iid, sizes or indices here")
     rng = generator(getattr(partition, "seed", 0), "partition")
     parts = partition.split(rows.y_train, len(keys), rng)
     clients = {key: (rows.x_train[part], rows.y_train[part]) for key, part in zip(keys, parts, strict=True)}
-    highest = int(max(rows.y_train.max(), rows.y_test.max()))
-    return FederatedData.from_clients(clients, (rows.x_test, rows.y_test), classes or 1 + highest)
+    if task is None and classes is None:  # also those that no client holds
+        classes = 1 + int(max(rows.y_train.max(), rows.y_test.max()))
+    return FederatedData.from_clients(clients, (rows.x_test, rows.y_test), classes, task)

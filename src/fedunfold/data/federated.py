@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,9 +12,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, single, take, tensors
 from fedunfold.core.rng import generator
-from fedunfold.data.arrays import features, labels
+from fedunfold.core.task import Task
+from fedunfold.data.arrays import Arrays, all_inputs, as_array
 from fedunfold.io.limits import CLASSES
+from fedunfold.tasks.classification import Classification
+from fedunfold.tasks.targets import class_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,39 +27,41 @@ class FederatedData:
 
     Attributes:
         keys: The clients.
-        x: Samples of all clients, float32 [N, *features].
-        y: Their class numbers, int64 [N] in [0, classes).
+        inputs: Samples of all clients, float32 [N, *features], or several tensors by name.
+        y: Their targets [N, …]; class numbers are int64.
         offsets: Client k owns rows offsets[k]:offsets[k+1].
-        x_test: Samples of the test set.
-        y_test: Their class numbers.
-        classes: How many classes there are.
+        test_inputs: Samples of the test set.
+        y_test: Their targets.
+        task: What a model is trained for.
     """
 
     keys: tuple[str, ...]
-    x: Tensor
+    inputs: Inputs
     y: Tensor
     offsets: tuple[int, ...]
-    x_test: Tensor
+    test_inputs: Inputs
     y_test: Tensor
-    classes: int
+    task: Task
 
     def __repr__(self) -> str:
         """Counts only: samples of a federation have no business in a log."""
-        return f"FederatedData(clients={len(self.keys)}, samples={len(self.y)}, classes={self.classes})"
+        return f"FederatedData(clients={len(self.keys)}, samples={len(self.y)}, task={self.task.name})"
 
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[str, tuple[ArrayLike, ArrayLike]],
-        test: tuple[ArrayLike, ArrayLike],
+        clients: Mapping[str, tuple[Arrays, ArrayLike]],
+        test: tuple[Arrays, ArrayLike],
         classes: int | None = None,
+        task: Task | None = None,
     ) -> "FederatedData":
         """Check and join the arrays of all clients.
 
         Args:
-            clients: (x, y) by client, in the order that the federation has.
+            clients: (x, y) by client, in the order that the federation has; x may be several arrays by name.
             test: (x, y) of the test set.
             classes: The number of classes; without it, the highest label plus one.
+            task: What a model is trained for; without it, classification.
 
         Returns:
             The checked data.
@@ -69,23 +75,27 @@ class FederatedData:
         for owner, pair in owners.items():
             if len(pair) != 2:
                 raise InputError(f"{owner} has {len(pair)} arrays; give it a pair (x, y).")
-        x = list(features({f"x of {owner}": pair[0] for owner, pair in owners.items()}).values())
-        y = [
-            labels(pair[1], f"y of {owner}", len(rows), classes)
-            for (owner, pair), rows in zip(owners.items(), x, strict=True)
-        ]
-        found = classes if classes is not None else 1 + max(int(part.max()) for part in y)
-        if found < 2:
-            raise InputError(f"The labels make {found} class(es); a classifier needs 2 or more.")
-        CLASSES.check(found, "The labels make too many classes: ")
+        keep_integers = task is not None and task.keeps_integers
+        x = all_inputs({f"x of {owner}": pair[0] for owner, pair in owners.items()}, keep_integers=keep_integers)
+        y: dict[str, np.ndarray] = {}
+        for (owner, pair), rows in zip(owners.items(), x, strict=True):
+            y[f"y of {owner}"] = values = as_array(pair[1], f"y of {owner}")
+            if values.shape[:1] != (count := len(next(iter(rows.values()))),):
+                raise InputError(
+                    f"y of {owner} has shape {values.shape} but its x has {count} rows; give one label a row."
+                )
+        task = task or _classification(y, classes)
+        if isinstance(task, Classification):
+            CLASSES.check(task.classes, "The labels make too many classes: ")
+        targets = [task.check_targets(values, name) for name, values in y.items()]
         return cls(
             keys=tuple(clients),
-            x=torch.from_numpy(np.concatenate(x[:-1])),
-            y=torch.from_numpy(np.concatenate(y[:-1])),
-            offsets=_offsets([len(part) for part in y[:-1]]),
-            x_test=torch.from_numpy(x[-1].copy()),
-            y_test=torch.from_numpy(y[-1].copy()),
-            classes=found,
+            inputs=_join(x[:-1]),
+            y=torch.from_numpy(np.concatenate(targets[:-1])),
+            offsets=_offsets([len(part) for part in targets[:-1]]),
+            test_inputs=_join(x[-1:]),
+            y_test=torch.from_numpy(targets[-1].copy()),
+            task=task,
         )
 
     @property
@@ -95,16 +105,40 @@ class FederatedData:
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """How many samples of class c client k has, int64 [K, C]."""
+        """How many samples of group g, a class, client k has, int64 [K, G]; one group without classes."""
         owner = torch.arange(len(self.keys)).repeat_interleave(torch.tensor(self.sizes))
-        cells = torch.bincount(owner * self.classes + self.y, minlength=len(self.keys) * self.classes)
-        return cells.reshape(len(self.keys), self.classes)
+        groups = self.task.num_groups
+        cells = torch.bincount(owner * groups + self.task.groups(self.y), minlength=len(self.keys) * groups)
+        return cells.reshape(len(self.keys), groups)
+
+    @property
+    def classes(self) -> int:
+        """How many groups of samples, the classes, there are; 1 for a task without classes."""
+        return self.task.num_groups
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The shape of a sample, where it is one tensor."""
+        if not isinstance(self.inputs, Tensor):
+            names = ", ".join(self.inputs)
+            raise InputError(f"The inputs {names} need a model of your own; pass a function that builds it.")
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def x(self) -> Tensor:
+        """The samples of all clients, where they are one tensor."""
+        return single(self.inputs)
+
+    @property
+    def x_test(self) -> Tensor:
+        """The samples of the test set, where they are one tensor."""
+        return single(self.test_inputs)
 
     @cached_property
     def checksum(self) -> str:
         """Stands for every sample and who holds it."""
-        found = hashlib.sha256(repr((self.keys, self.offsets, self.classes)).encode())
-        for part in (self.x, self.y, self.x_test, self.y_test):
+        found = hashlib.sha256(repr((self.keys, self.offsets, self.task.describe())).encode())
+        for part in (*tensors(self.inputs), self.y, *tensors(self.test_inputs), self.y_test):
             found.update(part.contiguous().numpy().data)
         return found.hexdigest()
 
@@ -146,7 +180,7 @@ class FederatedData:
         test[np.concatenate(train)] = False
         if not bool(test.any()):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
-        return replace(self._with_rows(train), x_test=self.x[test], y_test=self.y[test])
+        return replace(self._with_rows(train), test_inputs=take(self.inputs, test), y_test=self.y[test])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
@@ -160,7 +194,24 @@ class FederatedData:
     def _with_rows(self, rows: list[np.ndarray]) -> "FederatedData":
         """The same with these rows of every client only."""
         chosen = torch.from_numpy(np.concatenate(rows))
-        return replace(self, x=self.x[chosen], y=self.y[chosen], offsets=_offsets([len(part) for part in rows]))
+        return replace(
+            self, inputs=take(self.inputs, chosen), y=self.y[chosen], offsets=_offsets([len(part) for part in rows])
+        )
+
+
+def _classification(named: Mapping[str, np.ndarray], classes: int | None) -> Classification:
+    """Of as many classes as there are labels."""
+    checked = [class_numbers(values, name, classes) for name, values in named.items()]
+    for name, values in named.items():
+        if values.ndim != 1:
+            raise InputError(f"{name} has shape {values.shape}; give one label a row.")
+    return Classification(1 + max(int(part.max()) for part in checked) if classes is None else classes)
+
+
+def _join(parts: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
+    """The rows of all clients, one client after the other, in memory of their own."""
+    joined = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+    return joined.get("", joined)
 
 
 def _offsets(sizes: list[int]) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError, WriteError
 from fedunfold.core.rng import generator
-from fedunfold.data.arrays import Features, Labels, features, labels
+from fedunfold.core.task import Task
+from fedunfold.data.arrays import features, labels
 from fedunfold.data.npz import first_line, read_npz
 from fedunfold.io.atomic import write_atomically
 
@@ -22,7 +23,7 @@ DIGITS_TEST_PER_CLASS = 50
 MNIST_TRAIN_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST_TEST_COUNTS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
 
-Pair = tuple[Features, Labels]
+Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +32,15 @@ class Dataset:
 
     Attributes:
         x_train: Training samples.
-        y_train: Their class numbers.
+        y_train: Their targets.
         x_test: Test samples.
-        y_test: Their class numbers.
+        y_test: Their targets.
     """
 
-    x_train: Features
-    y_train: Labels
-    x_test: Features
-    y_test: Labels
+    x_train: NDArray[Any]
+    y_train: NDArray[Any]
+    x_test: NDArray[Any]
+    y_test: NDArray[Any]
 
 
 def load_digits() -> Dataset:
@@ -80,11 +81,12 @@ def load_mnist() -> Dataset:
     return Dataset(*checked)
 
 
-def load_npz(path: Path) -> Dataset:
+def load_npz(path: Path, task: Task | None = None) -> Dataset:
     """Read custom data that are not divided yet.
 
     Args:
         path: A file with x_train, y_train, x_test and y_test.
+        task: What a model is trained for; without it, classification.
 
     Returns:
         The arrays; shapes stay as they are, uint8 becomes x/255.
@@ -92,15 +94,16 @@ def load_npz(path: Path) -> Dataset:
     Raises:
         InputError: The file or an array cannot be used.
     """
-    train, test = _pairs(read_npz(path, FIELDS), ("train", "test"), path).values()
+    train, test = _pairs(read_npz(path, FIELDS), ("train", "test"), path, task).values()
     return Dataset(*train, *test)
 
 
-def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
+def load_npz_clients(path: Path, task: Task | None = None) -> tuple[dict[str, Pair], Pair]:
     """Read custom data that are divided already.
 
     Args:
         path: A file with x_<key> and y_<key> for every client, and x_test, y_test.
+        task: What a model is trained for; without it, classification.
 
     Returns:
         (x, y) by client, and (x, y) of the test set.
@@ -118,20 +121,22 @@ def load_npz_clients(path: Path) -> tuple[dict[str, Pair], Pair]:
     for name in sorted({f"{axis}_{owner}" for axis in "xy" for owner in owners} | {"x_test", "y_test"}):
         if name not in arrays:
             raise InputError(f"{path} has no {name}; it needs x_<key> and y_<key> for every client and test.")
-    pairs = _pairs(arrays, sorted(owners), path)
+    pairs = _pairs(arrays, sorted(owners), path, task)
     test = pairs.pop("test")
     if not pairs:
         raise InputError(f"{path} has no client; add x_<key> and y_<key> for each.")
     return pairs, test
 
 
-def _pairs(arrays: Mapping[str, NDArray[Any]], owners: Sequence[str], path: Path) -> dict[str, Pair]:
+def _pairs(arrays: Mapping[str, NDArray[Any]], owners: Sequence[str], path: Path, task: Task | None) -> dict[str, Pair]:
     """The checked x_<owner> and y_<owner> of each owner."""
-    x = features({f"x_{owner} in {path}": arrays[f"x_{owner}"] for owner in owners})
-    return {
-        owner: (rows, labels(arrays[f"y_{owner}"], f"y_{owner} in {path}", len(rows)))
-        for owner, rows in zip(owners, x.values(), strict=True)
-    }
+    named = {f"x_{owner} in {path}": arrays[f"x_{owner}"] for owner in owners}
+    x = features(named, keep_integers=task is not None and task.keeps_integers)
+    pairs = {}
+    for owner, rows in zip(owners, x.values(), strict=True):
+        name, targets = f"y_{owner} in {path}", arrays[f"y_{owner}"]
+        pairs[owner] = rows, labels(targets, name, len(rows)) if task is None else task.check_targets(targets, name)
+    return pairs
 
 
 def _mnist_file() -> Path:

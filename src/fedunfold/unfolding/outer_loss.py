@@ -4,22 +4,26 @@ Client k adds, over its minibatches b (E_k epochs of them) in every layer t of t
 
 | name           | one minibatch                                 | client factor | layers |
 |----------------|-----------------------------------------------|---------------|--------|
-| path           | mean cross-entropy                            | 1             | 0 … T  |
-| sample         | mean cross-entropy                            | 1/E_k         | 0 … T  |
+| path           | mean training loss                            | 1             | 0 … T  |
+| sample         | mean training loss                            | 1/E_k         | 0 … T  |
 | balanced       | Σ_i (N/(C n_{y_i})) ce_i / |b|                | 1/E_k         | 0 … T  |
 | final          | as sample                                     | 1/E_k         | T      |
 | final-balanced | as balanced                                   | 1/E_k         | T      |
 | mse            | mean squared error of softmax against one-hot | 1             | 0 … T  |
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedunfold.core.errors import InputError
 from fedunfold.core.parts import OUTER_LOSSES, OuterLoss
-from fedunfold.core.task import cross_entropy, squared_error
+from fedunfold.core.row_losses import Slopes
+from fedunfold.core.task import Task
+from fedunfold.tasks.cross_entropy import squared_error
 
 
 @OUTER_LOSSES.register("path")
@@ -32,14 +36,14 @@ class Path(OuterLoss):
     """
 
     name: ClassVar[str] = "path"
-    is_cross_entropy: ClassVar[bool] = True
+    is_training_loss: ClassVar[bool] = True
 
     @property
     def is_training_gradient(self) -> bool:
         return not self.only_final
 
-    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return cross_entropy(logits, labels)
+    def values(self, task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> tuple[Tensor, Slopes]:
+        return task.values(outputs, targets, counts)
 
 
 @OUTER_LOSSES.register("sample")
@@ -93,9 +97,12 @@ class FinalBalanced(Balanced):
 @OUTER_LOSSES.register("mse")
 @dataclass(frozen=True)
 class MSE(OuterLoss):
-    """The paper's text: mean squared error of the softmax output against one-hot labels."""
+    """The paper's text: mean squared error of the softmax output against one-hot labels; for classification."""
 
     name: ClassVar[str] = "mse"
 
-    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return squared_error(logits, labels)
+    def values(self, task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> tuple[Tensor, Slopes]:
+        if not task.is_cross_entropy:
+            raise InputError(f"the outer loss mse is for classification, not for {task.name}; choose path or sample.")
+        losses, slopes = squared_error(outputs, targets)
+        return losses, lambda weights: slopes * weights.unsqueeze(-1)

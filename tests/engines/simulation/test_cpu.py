@@ -113,7 +113,7 @@ def test_minibatches_of_many_sparse_rows(batch_size: int, monkeypatch: pytest.Mo
     updates = []
     for compiled in (True, False):
         monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
-        federation = SimulatedFederation(env, replace(data, x=x), dtype=torch.float64)
+        federation = SimulatedFederation(env, replace(data, inputs=x), dtype=torch.float64)
         assert (federation._backend.cpu is not None) == compiled
         request = TrainRequest("a", 0, federation.initial_model("a"), sgd())
         updates.append(federation.train([request])[0].updates.rows)
@@ -130,7 +130,7 @@ def test_who_diverges_is_found_as_by_torch(lr: float, monkeypatch: pytest.Monkey
     found = []
     for compiled in (True, False):
         monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)
-        federation = SimulatedFederation(env, replace(data, x=x))
+        federation = SimulatedFederation(env, replace(data, inputs=x))
         request = TrainRequest("a", 0, federation.initial_model("a"), sgd(), frozenset({"loss"}))
         try:
             found.append(set(federation.train([request])[0].rejected))
@@ -157,7 +157,7 @@ def test_absent_clients_and_the_final_loss_are_evaluated_as_by_torch(
     outer: str, rows: Callable[[int], Tensor], absent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=1 - absent)
-    data = replace(env.load(), x=rows(20))
+    data = replace(env.load(), inputs=rows(20))
     found = []
     for compiled in (True, False):
         monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)

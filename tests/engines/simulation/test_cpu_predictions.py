@@ -30,7 +30,7 @@ STACKS = [(20, 5), (37, 11), (20, 33, 5), (70, 40, 24, 5), (130, 40, 9, 33, 4), 
 
 def samples(sides: Sequence[int], x: Tensor, threads: int = 2) -> Backend:
     y = torch.randint(0, sides[-1], (len(x),), generator=torch.Generator().manual_seed(4))
-    return Backend(stack(sides), x, y, threads, memory_budget=2**30)
+    return Backend(stack(sides), x, y, x.dtype, threads, memory_budget=2**30)
 
 
 def model_for(read: Backend, spread: float = 0.2) -> Tensor:
@@ -58,7 +58,7 @@ def test_they_are_those_of_torch(
     read = samples(sides, rows(sides[0]))
     for places in (None, np.array([2, 3, 5, 7, 70], dtype=np.int32), np.arange(9, 40, dtype=np.int32)):
         check(read, model_for(read), places)
-        check(replace(read, x=read.x.float()), model_for(read), places, tolerance=2e-5)
+        check(replace(read, inputs=read.x.float()), model_for(read), places, tolerance=2e-5)
 
 
 @given(
@@ -158,7 +158,7 @@ def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPat
     """The test, accuracies at the clients, and the losses of participating and absent clients."""
     env = tiny({"a": 70, "b": 1, "c": 2}, shape=(20,), batch_size=4, participation_probability=0.5)
     # A test set whose rows are stored column by column, as tables are.
-    data = replace(env.load(), x=scaled_rows(20), x_test=normal_rows(20)[:6].T.contiguous().T)
+    data = replace(env.load(), inputs=scaled_rows(20), test_inputs=normal_rows(20)[:6].T.contiguous().T)
     found = []
     for compiled in (True, False):
         monkeypatch.setattr(backend, "is_cpu_supported", lambda x, answer=compiled: answer)

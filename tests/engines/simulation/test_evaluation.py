@@ -8,6 +8,7 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.engines.simulation import evaluation
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.module import ModuleKernel
+from fedunfold.tasks import classification
 from tests.support.comparing import normal_rows, stack
 from tests.support.federations import simulated, tiny
 
@@ -17,7 +18,9 @@ from tests.support.federations import simulated, tiny
     [
         pytest.param(stack((20, 33, 5)), id="a stack"),
         pytest.param(
-            ModuleKernel(nn.Sequential(nn.Linear(20, 6), nn.Tanh(), nn.Linear(6, 5)).double(), normal_rows(20)),
+            ModuleKernel(
+                nn.Sequential(nn.Linear(20, 6), nn.Tanh(), nn.Linear(6, 5)).double(), classification(5), normal_rows(20)
+            ),
             id="any module",
         ),
     ],

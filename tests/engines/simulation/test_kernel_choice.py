@@ -61,8 +61,11 @@ def test_the_trained_module_predicts_as_the_federation_evaluates() -> None:
         (lambda: of(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "client 'a': its last minibatch is a single"),
         (lambda: of(nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3)), r"layer '0' \(BatchNorm1d\) has no momentum"),
         (lambda: of(nn.Linear(5, 3), nn.AlphaDropout(0.1)), r"layer '1' \(AlphaDropout\) draws at random"),
-        (lambda: of(nn.Linear(5, 3), nn.RReLU()), "other logits for the same rows each time it is trained"),
-        (lambda: of(nn.Linear(5, 2)), r"gives \[20, 2\] for 20 rows, where logits of shape \[20, 3\]"),
+        (lambda: of(nn.Linear(5, 3), nn.RReLU()), "other outputs for the same rows each time it is trained"),
+        (
+            lambda: of(nn.Linear(5, 2)),
+            r"gives \[20, 2\] for 20 rows, where the task classification needs outputs of shape \[20, 3\]",
+        ),
         (lambda: of(nn.Linear(4, 3)), r"cannot read rows of shape \[5\]"),
         (Counting, "changes its buffer 'calls'"),
         (nn.Identity, "no parameters to train"),

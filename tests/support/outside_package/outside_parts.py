@@ -18,6 +18,7 @@ from fedunfold.core.parts import (
     ServerOptimizer,
     State,
 )
+from fedunfold.core.task import Task
 from fedunfold.rules import Rule
 
 
@@ -101,14 +102,10 @@ class Margin(OuterLoss):
 
     name: ClassVar[str] = "margin"
 
-    def values(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            z = logits.detach().requires_grad_()
-            own = z.gather(-1, labels.unsqueeze(-1))
-            others = z.scatter(-1, labels.unsqueeze(-1), -torch.inf).amax(-1, keepdim=True)
-            losses = (1 - own + others).clamp(min=0).square().squeeze(-1)
-            (gradient,) = torch.autograd.grad(losses.sum(), z)
-        return losses.detach(), gradient
+    def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+        own = outputs.gather(-1, targets.unsqueeze(-1))
+        others = outputs.scatter(-1, targets.unsqueeze(-1), -torch.inf).amax(-1, keepdim=True)
+        return (1 - own + others).clamp(min=0).square().squeeze(-1)
 
 
 @dataclass(frozen=True)

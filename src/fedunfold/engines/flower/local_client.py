@@ -17,6 +17,7 @@ from fedunfold.core.params import ModelFactory
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
 from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.tasks.classification import Classification
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,9 @@ class LocalClient:
 
     def _engine(self, instruction: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
         model = _array(arrays, "model").to(self.dtype)
-        data = FederatedData((self.client_id,), self.x, self.y, (0, len(self.y)), self.x, self.y, self.classes)
+        data = FederatedData(
+            (self.client_id,), self.x, self.y, (0, len(self.y)), self.x, self.y, Classification(self.classes)
+        )
         env = Environment.from_arrays(
             {self.client_id: (self.x[:1], self.y[:1])},
             (self.x[:1], self.y[:1]),

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from fedunfold.core.inputs import Inputs, single
 from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
@@ -23,17 +25,29 @@ class Backend:
 
     Attributes:
         kernel: Gradients of the model.
-        x: Rows of all clients, one after the other.
-        y: Their labels.
+        inputs: Rows of all clients, one after the other.
+        y: Their targets.
+        dtype: The precision it computes in.
         threads: How many the CPU may use.
         memory_budget: Bytes that a backward pass may store of one round.
     """
 
     kernel: Kernel
-    x: Tensor
+    inputs: Inputs
     y: Tensor
+    dtype: torch.dtype
     threads: int
     memory_budget: int
+
+    @property
+    def x(self) -> Tensor:
+        """The rows, where they are one tensor."""
+        return single(self.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.y.device
 
     @cached_property
     def cpu(self) -> CpuEvaluator | None:
@@ -71,7 +85,7 @@ class Backend:
                 whole = CpuTrainer(kernel, *parts, self.cpu.rows, self.threads)
             if whole is not None and (not backward or whole.supports_backward(self.memory_budget)):
                 return whole
-        return TorchTrainer(kernel, *parts, self.x, self.memory_budget, request.curvature)
+        return TorchTrainer(kernel, *parts, self.inputs, self.memory_budget, request.curvature)
 
 
 def sums_gradients(request: TrainRequest) -> bool:
@@ -81,5 +95,5 @@ def sums_gradients(request: TrainRequest) -> bool:
 
 def _is_fused(kernel: MLPKernel, optimizer: LocalOptimizer, outer: OuterWeights | None) -> bool:
     """Whether there is compiled code for a whole round, on a CPU or a GPU."""
-    is_cross_entropy = outer is None or outer.loss.is_cross_entropy
-    return optimizer.fused_mu is not None and is_cross_entropy and all(kernel.biased)
+    is_training_loss = outer is None or outer.loss.is_training_loss
+    return optimizer.fused_mu is not None and is_training_loss and all(kernel.biased)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.errors import DivergenceError, InputError
+from fedunfold.core.inputs import cast, take
 from fedunfold.core.messages import (
     ClientInfo,
     ClientMetrics,
@@ -94,13 +95,14 @@ class SimulatedFederation:
         self.data = data = environment.load() if data is None else data
         self.device, self._dtype = torch.device(device), dtype
         # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
-        x, y = data.x.to(self.device, dtype).contiguous(), data.y.to(self.device).contiguous()
-        self._build = _checked(model) or model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
+        x, y = cast(data.inputs, self.device, dtype), data.y.to(self.device).contiguous()
+        self._build = _checked(model) or model_factory(environment.model, data.features, data.task.num_outputs)
         built: object = seeded(self._build, environment.seed, "shape")
         if not isinstance(built, nn.Module):
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         self._template = copy.deepcopy(built)
-        kernel = choose_kernel(built.to(self.device, dtype), x[:64], data, environment.batch_size)
+        tried = take(x, slice(64)), y[:64]
+        kernel = choose_kernel(built.to(self.device, dtype), *tried, data, environment.batch_size)
         self.layout = kernel.layout
         """What the entries of a model are."""
         self.kernel = type(kernel).__name__
@@ -108,7 +110,7 @@ class SimulatedFederation:
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         budget = _default_budget(self.device) if memory_budget is None else memory_budget
-        self._backend = Backend(kernel, x, y, threads, budget)
+        self._backend = Backend(kernel, x, y, dtype, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
         label_counts = map(tuple, data.label_counts.tolist())
@@ -182,11 +184,11 @@ class SimulatedFederation:
 
     @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:
-        """Accuracy of one model on each client's own training data, [K]."""
+        """The primary metric of one model on each client's own training data, [K]."""
         self.layout.check(model, "the model")
         clients = np.arange(len(self.clients))
         shared = model.to(self.device, self._dtype).expand(len(clients), -1)
-        return self._evaluator.accuracies(shared, clients)
+        return self._evaluator.scores(shared, clients)
 
     # --- one round ---------------------------------------------------------------------------------------
 
@@ -266,8 +268,10 @@ class SimulatedFederation:
             reporting = np.flatnonzero(context.cohort) if request.absent_loss == "evaluate" else context.clients
             start_loss = torch.from_numpy(self._evaluator.losses_at(context, reporting, per_sample=True))
         if "accuracy" in request.required_metrics:
+            if not self.data.task.is_cross_entropy:
+                raise InputError(f"the rule needs clients' accuracies, which the task {self.data.task.name} has not.")
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
-            accuracy[clients] = self._evaluator.accuracies(request.model + result.updates, context.clients)
+            accuracy[clients] = self._evaluator.scores(request.model + result.updates, context.clients)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
         return ClientMetrics(loss, start_loss, accuracy, gradients)

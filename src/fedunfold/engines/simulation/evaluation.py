@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, cast, map_inputs, take
 from fedunfold.core.messages import Evaluation, TrainRequest
 from fedunfold.core.parts import OuterLoss
-from fedunfold.core.task import cross_entropy_values
+from fedunfold.core.task import Task
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.batching import BatchSampler, sample_coefficients, upload
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
+from fedunfold.tasks.classification import Classification
+from fedunfold.tasks.cross_entropy import cross_entropy_values
 
 ROWS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 """As many as a processor's cache holds the activations of, and as many as keep a GPU busy."""
@@ -30,30 +33,46 @@ NUMBERS_AT_ONCE = 2**28
 
 
 def outer_loss(
-    kernel: Kernel, model: Tensor, x: Tensor, y: Tensor, coefficients: Tensor, outer: OuterLoss
+    kernel: Kernel, model: Tensor, batches: Iterable[tuple[Tensor, Batch]], outer: OuterLoss
 ) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i ℓ^out_i(w) at a model w [d], and its gradient in w."""
+    """Σ_i c_i ℓ^out_i(w) at a model w [d] over minibatches with their coefficients c, and its gradient in w."""
     parameters = _parameters(kernel, model[None])
     gradient = [torch.zeros_like(p) for p in parameters]
     total = torch.zeros((), dtype=model.dtype, device=model.device)
-    for rows, batch in _batches(x, y, ROWS_AT_ONCE[x.device.type]):
-        logits, pullback = kernel.local_vjp(parameters, batch)
-        values, slope = outer.values(logits[0], y[rows])
-        total += values @ coefficients[rows]
-        pullback((slope * coefficients[rows, None])[None], gradient)
+    for coefficients, batch in batches:
+        outputs, pullback = kernel.local_vjp(parameters, batch)
+        values, slopes = outer.values(kernel.task, outputs, batch.y, batch.counts)
+        total += values[0] @ coefficients
+        pullback(slopes(coefficients[None]), gradient)
     return total, flatten(gradient)[0]
 
 
-def predictions(kernel: Kernel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Predicted class and cross-entropy of every sample, [R, N], for models [R, d] that read the samples together."""
+def outputs_of(kernel: Kernel, models: Tensor, x: Inputs, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs [R, n, …] and targets [n, …] of some rows after the other, for models [R, d] that read them together."""
     parameters = _parameters(kernel, models)
-    pieces = []
-    widest = max(shape[0] for shape in kernel.layout.shapes)
-    at_once = max(1, min(ROWS_AT_ONCE[x.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
-    for _, batch in _batches(x, y, at_once, len(models)):
-        logits = kernel.logits(parameters, batch)
-        pieces.append((logits.argmax(-1), cross_entropy_values(logits, batch.y)))
+    widest = max(shape[0] for shape in kernel.layout.shapes if shape)
+    at_once = max(1, min(ROWS_AT_ONCE[y.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
+    for rows, batch in _batches(x, y, at_once, len(models)):
+        yield kernel.outputs(parameters, batch), y[rows]
+
+
+def predictions(kernel: Kernel, models: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Predicted class and cross-entropy of every sample, [R, N], for models [R, d]."""
+    pieces = [
+        (logits.argmax(-1), cross_entropy_values(logits, labels.expand(len(models), -1)))
+        for logits, labels in outputs_of(kernel, models, x, y)
+    ]
     return torch.cat([predicted for predicted, _ in pieces], 1), torch.cat([losses for _, losses in pieces], 1)
+
+
+def statistics(kernel: Kernel, model: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The task's statistics [M] and the losses of rows [N] at a model w [d]; rows that interact are one minibatch."""
+    task = kernel.task
+    pieces: Iterable[tuple[Tensor, Tensor]] = ((out[0], y) for out, y in outputs_of(kernel, model[None], x, y))
+    if task.rows_interact:
+        pieces = [(torch.cat([out for out, _ in list(pieces)]), y)]
+    found = [(task.statistics(*piece), task.losses(*piece)) for piece in pieces]
+    return torch.stack([sums for sums, _ in found]).sum(0), torch.cat([losses for _, losses in found])
 
 
 def _parameters(kernel: Kernel, models: Tensor) -> list[Tensor]:
@@ -61,11 +80,11 @@ def _parameters(kernel: Kernel, models: Tensor) -> list[Tensor]:
     return unflatten(models, kernel.layout.shapes + kernel.layout.buffer_shapes)
 
 
-def _batches(x: Tensor, y: Tensor, at_once: int, models: int = 1) -> Iterator[tuple[slice, Batch]]:
+def _batches(x: Inputs, y: Tensor, at_once: int, models: int = 1) -> Iterator[tuple[slice, Batch]]:
     for begin in range(0, len(y), at_once):
         rows = slice(begin, min(begin + at_once, len(y)))
-        shared = x[rows].expand(models, *x[rows].shape), y[rows].expand(models, -1)
-        yield rows, Batch(*shared, [rows.stop - rows.start] * models)
+        some = map_inputs(lambda t: t.expand(models, *t.shape), take(x, rows))
+        yield rows, Batch(some, y[rows].expand(models, *y[rows].shape), [rows.stop - rows.start] * models)
 
 
 class Evaluator:
@@ -78,11 +97,12 @@ class Evaluator:
     def outer(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         backend = self._backend
-        if loss.is_cross_entropy and (compiled := backend.cpu) is not None:
+        if loss.is_training_loss and (compiled := backend.cpu) is not None:
             return compiled.outer(model, rows, coefficients)
-        some = self._index(rows)
+        x, y = self._samples(rows)
+        batches = ((coefficients[some], batch) for some, batch in _batches(x, y, ROWS_AT_ONCE[y.device.type]))
         with threads_for(len(rows) * len(model), backend.threads):
-            return outer_loss(backend.kernel, model, backend.x[some], self.y[some], coefficients, loss)
+            return outer_loss(backend.kernel, model, batches, loss)
 
     def predictions(self, model: Tensor, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of some rows, or of all."""
@@ -91,23 +111,40 @@ class Evaluator:
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
         if (compiled := backend.cpu) is not None and _is_finite(model):
             return compiled.predict(model, rows)
-        some = self._index(rows)
         with threads_for(len(rows) * len(model), backend.threads):
-            predicted, losses = predictions(backend.kernel, model[None], backend.x[some], self.y[some])
+            predicted, losses = predictions(backend.kernel, model[None], *self._samples(rows))
             return predicted[0], losses[0]
 
-    def all_predictions(self, models: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of all rows, [R, N], for models [R, d]; a GPU has them read together."""
-        if self.y.device.type != "cpu":
-            return predictions(self._backend.kernel, models, self._backend.x, self.y)
-        predicted, losses = zip(*(self.predictions(model) for model in models), strict=True)
-        return torch.stack(predicted), torch.stack(losses)
+    def statistics(self, model: Tensor, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        """The task's statistics and the losses of some rows, or of all."""
+        task = self._backend.kernel.task
+        if type(task) is Classification:
+            predicted, losses = self.predictions(model, rows)
+            return task.class_counts(predicted, self.y if rows is None else self._samples(rows)[1]), losses
+        samples = (self._backend.inputs, self.y) if rows is None else self._samples(rows)
+        with threads_for(len(samples[1]) * len(model), self._backend.threads):
+            return statistics(self._backend.kernel, model, *samples)
 
-    def _index(self, rows: np.ndarray) -> Tensor | slice:
-        """A slice, which copies nothing, where no row between them is left out."""
+    def all_statistics(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """Statistics [R, M] and mean losses [R] of all rows, for models [R, d]; a GPU has them read together."""
+        task = self._backend.kernel.task
+        if self.y.device.type != "cpu" and type(task) is Classification:
+            predicted, losses = predictions(self._backend.kernel, models, self._backend.inputs, self.y)
+            right = losses.new_zeros(len(models), task.classes, dtype=torch.float64)
+            right.index_add_(1, self.y, (predicted == self.y).double())
+            counts = torch.bincount(self.y, minlength=task.classes).double().expand(len(models), -1)
+            return torch.cat([right, counts], 1), losses.double().mean(1)
+        found = [self.statistics(model) for model in models]
+        return torch.stack([sums for sums, _ in found]), torch.stack([losses.double().mean() for _, losses in found])
+
+    def _samples(self, rows: np.ndarray) -> tuple[Inputs, Tensor]:
+        """Some of them; where no row between them is left out, a slice, which copies nothing."""
+        index: Tensor | slice
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-            return slice(int(rows[0]), int(rows[-1]) + 1)
-        return upload(rows, self.y.device)
+            index = slice(int(rows[0]), int(rows[-1]) + 1)
+        else:
+            index = upload(rows, self.y.device)
+        return take(self._backend.inputs, index), self.y[index]
 
 
 class ClientEvaluator:
@@ -128,65 +165,85 @@ class ClientEvaluator:
         request, outer = context.request, context.request.outer
         if outer is None:
             raise InputError("the request names no outer loss.")
+        task, backend = self._backend.kernel.task, self._backend
+        factors = context.client_factors(outer)[clients]
+        if task.rows_interact:
+            return outer_loss(backend.kernel, request.model, self._minibatches(context, clients, factors), outer)
         rows = self._rows_of(clients)
-        factors = np.repeat(context.client_factors(outer)[clients], self._sampler.sizes[clients])
-        coefficients = self._coefficients(context, clients) * factors
-        x, y = self._backend.x, self._backend.y
-        weights = upload(coefficients, x.device, x.dtype)
+        coefficients = self._coefficients(context, clients) * np.repeat(factors, self._sampler.sizes[clients])
+        weights = upload(coefficients, backend.device, backend.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
-            weights = weights * class_weights[y[upload(rows, y.device)]]
+            weights = weights * class_weights[task.groups(backend.y[upload(rows, backend.device)])]
         return self._rows.outer(request.model, rows, weights, outer)
+
+    def _minibatches(
+        self, context: RoundContext, clients: np.ndarray, factors: np.ndarray
+    ) -> Iterator[tuple[Tensor, Batch]]:
+        """All minibatches of some clients in a round, one after the other, with factor/|b| for every row."""
+        backend = self._backend
+        plan = self._sampler.batches(context.slices_of(clients))
+        for step, slots in enumerate(plan.active):
+            for slot in range(slots):
+                count = int(plan.counts[step, slot])
+                rows = plan.rows[step, slot, :count].long()
+                x = map_inputs(lambda t: t[None], take(backend.inputs, rows))
+                means = plan.means[step, slot, :count] * float(factors[plan.order[slot]])
+                yield means, Batch(x, backend.y[rows][None], [count])
 
     def losses_at(self, context: RoundContext, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches; NaN for the others."""
         out = np.full(len(self._sampler.sizes), np.nan)
         if not len(clients):
             return out
-        _, losses = self._rows.predictions(context.request.model, self._rows_of(clients))
+        model, kernel = context.request.model, self._backend.kernel
+        if kernel.task.rows_interact and not per_sample:
+            parameters = _parameters(kernel, model[None])
+            for k in clients:
+                batches = self._minibatches(context, np.array([k]), np.ones(1))
+                values = (kernel.task.losses(kernel.outputs(parameters, b)[0], b.y[0]) @ means for means, b in batches)
+                out[k] = sum(map(float, values))
+            return out
+        if kernel.task.rows_interact:
+            losses = torch.cat([self._rows.statistics(model, self._rows_of([k]))[1] for k in clients])
+        else:
+            losses = self._rows.statistics(model, self._rows_of(clients))[1]
         sizes = self._sampler.sizes[clients]
         weights = np.repeat(1 / sizes, sizes) if per_sample else self._coefficients(context, clients)
         owner = np.repeat(np.arange(len(clients)), sizes)
         out[clients] = np.bincount(owner, weights * losses.cpu().double().numpy(), len(clients))
         return out
 
-    def accuracies(self, models: Iterable[Tensor], clients: np.ndarray) -> Tensor:
-        """Accuracy of a model for each client on its own training data, [P]."""
-        accuracies = []
+    def scores(self, models: Iterable[Tensor], clients: np.ndarray) -> Tensor:
+        """The primary metric of a model for each client on its own training data, [P]."""
+        task, found = self._backend.kernel.task, []
         for model, k in zip(models, clients, strict=True):
-            predicted, _ = self._rows.predictions(model, self._rows_of([k]))
-            labels = self._rows.y[self._data.offsets[k] : self._data.offsets[k + 1]]
-            accuracies.append(float((predicted == labels).double().mean()))
-        return torch.tensor(accuracies, dtype=torch.float64)
+            sums, _ = self._rows.statistics(model, self._rows_of([k]))
+            found.append(task.metrics(sums.cpu())[task.primary])
+        return torch.tensor(found, dtype=torch.float64)
 
     def test(self, models: Tensor) -> list[Evaluation]:
         """Models [R, d] on the test set."""
-        y = self._test.y
-        predicted, losses = self._test.all_predictions(models)
-        right = losses.new_zeros(len(models), self._data.classes, dtype=torch.float64)
-        right.index_add_(1, y, (predicted == y).double())
-        found = torch.cat([right, losses.double().mean(1, keepdim=True)], 1).cpu()  # all that is waited for
-        accuracies, per_class = (
-            found[:, :-1].sum(1) / len(y),
-            found[:, :-1] / torch.bincount(self._data.y_test, minlength=self._data.classes),
-        )
-        return list(map(Evaluation, accuracies.tolist(), found[:, -1].tolist(), per_class))
+        sums, losses = self._test.all_statistics(models)
+        found = torch.cat([sums, losses[:, None]], 1).cpu()  # all that is waited for
+        return [evaluation_of(self._backend.kernel.task, row[:-1], float(row[-1])) for row in found]
 
     def class_weights(self, request: TrainRequest) -> Tensor | None:
         """Those of the outer loss [C], the server's where it sends them."""
-        if request.outer is None:
+        groups = self._backend.kernel.task.num_groups
+        if request.outer is None or groups == 1:
             return None
         weights, broadcast = request.outer.class_weights(self._data.label_counts), request.broadcast
         if weights is not None and broadcast is not None and broadcast.class_weights is not None:
             weights = broadcast.class_weights
-            if weights.shape != (self._data.classes,):
-                raise InputError(f"there are {weights.numel()} class weights for {self._data.classes} classes.")
-        return None if weights is None else weights.to(self._backend.x)
+            if weights.shape != (groups,):
+                raise InputError(f"there are {weights.numel()} class weights for {groups} classes.")
+        return None if weights is None else weights.to(self._backend.device, self._backend.dtype)
 
     @cached_property
     def _test(self) -> Evaluator:
-        x, y = self._data.x_test.to(self._backend.x), self._data.y_test.to(self._backend.y)
-        return Evaluator(replace(self._backend, x=x.contiguous(), y=y.contiguous()))
+        x = cast(self._data.test_inputs, self._backend.device, self._backend.dtype)
+        return Evaluator(replace(self._backend, inputs=x, y=self._data.y_test.to(self._backend.y).contiguous()))
 
     def _coefficients(self, context: RoundContext, clients: np.ndarray) -> np.ndarray:
         """How much each of their samples counts where all minibatches meet the same model."""
@@ -195,6 +252,12 @@ class ClientEvaluator:
     def _rows_of(self, clients: Iterable[int]) -> np.ndarray:
         offsets = self._data.offsets
         return np.concatenate([np.arange(offsets[k], offsets[k + 1], dtype=np.int32) for k in clients])
+
+
+def evaluation_of(task: Task, statistics: Tensor, loss: float) -> Evaluation:
+    """A test from the task's statistics and the mean loss."""
+    metrics = task.metrics(statistics)
+    return Evaluation(metrics[task.primary], loss, task.group_scores(statistics), metrics)
 
 
 def _is_finite(model: Tensor) -> bool:

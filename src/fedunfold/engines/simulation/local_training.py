@@ -205,29 +205,29 @@ class CohortTrainer:
         return [own.sum(0) for own in torch.split(gained, [len(context.clients) for context in rounds])]
 
     def _trainer(self, rounds: Sequence[RoundContext], *, backward: bool = False) -> LocalTrainer:
-        request, x = rounds[0].request, self.backend.x
+        request, backend = rounds[0].request, self.backend
         clients: Clients = [own for context in rounds for own in context.slices_of(context.clients)]
         batches = self.sampler.batches(clients)
         columns = [np.concatenate([context.step_sizes[context.clients] for context in rounds])]
         if request.outer is not None:
             factors = [context.client_factors(request.outer)[context.clients] for context in rounds]
             columns.append(np.concatenate(factors))
-        step_sizes, *of_outer = upload(np.stack(columns)[:, list(batches.order)], x.device, x.dtype)
+        step_sizes, *of_outer = upload(np.stack(columns)[:, list(batches.order)], backend.device, backend.dtype)
         outer = None
         if request.outer is not None:
             outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
-        return self.backend.select_trainer(batches, step_sizes, outer, request, backward=backward)
+        return backend.select_trainer(batches, step_sizes, outer, request, backward=backward)
 
     def _sums(self, request: TrainRequest, slots: int) -> StepSums:
         """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""
-        carried, outer, x = request.optimizer.fused_mu == 0, request.outer_along_path, self.backend.x
+        carried, outer, model = request.optimizer.fused_mu == 0, request.outer_along_path, request.model
         own_outer = request.path_gradient and outer is not None and not (carried and outer.is_training_gradient)
         wanted = sums_gradients(request), own_outer
-        zeros = (x.new_zeros(slots, len(request.model)) if summed else None for summed in wanted)
-        return StepSums(x.new_empty(2, slots), *zeros)
+        zeros = (model.new_zeros(slots, len(model)) if summed else None for summed in wanted)
+        return StepSums(model.new_empty(2, slots), *zeros)
 
     def _column(self, values: np.ndarray) -> Tensor:
-        return upload(values, self.backend.x.device, self.backend.x.dtype)[:, None]
+        return upload(values, self.backend.device, self.backend.dtype)[:, None]
 
     def _threads_of(self, trainer: LocalTrainer) -> AbstractContextManager[None]:
         """Torch's, as many as its steps are worth; compiled code has its own."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedunfold.core.participation import RoundRng
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
+from fedunfold.core.task import Task
 from fedunfold.engines.simulation.kernels.base import Kernel
 
 
@@ -55,10 +56,10 @@ class OuterWeights:
     factors: Tensor
     class_weights: Tensor | None
 
-    def coefficients(self, labels: Tensor, means: Tensor) -> Tensor:
+    def coefficients(self, task: Task, targets: Tensor, means: Tensor) -> Tensor:
         """What every sample's loss is multiplied with, [..., L, B]; `means` is 1/|b|, 0 for padding."""
         weights = means * self.factors[: means.shape[-2], None]
-        return weights if self.class_weights is None else weights * self.class_weights[labels]
+        return weights if self.class_weights is None else weights * self.class_weights[task.groups(targets)]
 
 
 @dataclass
@@ -83,7 +84,7 @@ class LocalTrainer(ABC):
     Attributes:
         uses_torch_threads: Whether its steps are torch's; compiled code has threads of its own.
         kernel: Gradients and curvature of the model.
-        y: Labels of all clients' rows.
+        y: Targets of all clients' rows.
         batches: The minibatches of every client slot.
         step_sizes: η_k of every slot, [L].
         optimizer: The clients' optimiser.

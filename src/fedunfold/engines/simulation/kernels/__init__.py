@@ -9,17 +9,20 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, call_model, tensors
 from fedunfold.core.params import seeded
+from fedunfold.core.task import Task
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.kernels.module import ModuleKernel
 
 
-def choose_kernel(module: nn.Module, x: Tensor, data: FederatedData, batch_size: int) -> Kernel:
-    """The batched kernel for a stack of linear layers, the general one for anything else; tried on rows x."""
-    _check_trainable(module, x, data.classes)
-    kernel: Kernel = MLPKernel(module) if MLPKernel.fits(module) else ModuleKernel(module, x)
+def choose_kernel(module: nn.Module, x: Inputs, y: Tensor, data: FederatedData, batch_size: int) -> Kernel:
+    """The batched kernel for a stack of linear layers, the general one for anything else; tried on rows (x, y)."""
+    _check_trainable(module, x, y, data.task)
+    batched = is_batched(module, data.task)
+    kernel: Kernel = MLPKernel(module, data.task) if batched else ModuleKernel(module, data.task, x)
     for key, size in zip(data.keys, data.sizes, strict=True):
         if (size % batch_size or batch_size) < kernel.min_batch_size:
             raise InputError(
@@ -29,28 +32,29 @@ def choose_kernel(module: nn.Module, x: Tensor, data: FederatedData, batch_size:
     return kernel
 
 
+def is_batched(module: nn.Module, task: Task) -> bool:
+    """Whether the batched kernel knows both the model and its loss."""
+    return task.is_cross_entropy and MLPKernel.fits(module)
+
+
 def kernel_name(environment: Environment) -> str:
     """The kernel of an environment's own model."""
     data = environment.load()
-    build = model_factory(environment.model, tuple(data.x.shape[1:]), data.classes)
-    return (MLPKernel if MLPKernel.fits(seeded(build, environment.seed, "shape")) else ModuleKernel).__name__
+    build = model_factory(environment.model, data.features, data.task.num_outputs)
+    module = seeded(build, environment.seed, "shape")
+    return (MLPKernel if is_batched(module, data.task) else ModuleKernel).__name__
 
 
-def _check_trainable(module: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse what is no classifier of rows such as x."""
+def _check_trainable(module: nn.Module, x: Inputs, y: Tensor, task: Task) -> None:
+    """Refuse what is no model of the task on rows such as (x, y)."""
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError("the model has no parameters to train.")
     module.eval()
     try:
         with torch.no_grad():
-            first, second = module(x), module(x)
+            first, second = call_model(module, x), call_model(module, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the model cannot read rows of shape {list(x.shape[1:])}: {reason}") from error
-    if not isinstance(first, Tensor) or first.shape != (len(x), classes):
-        given = list(first.shape) if isinstance(first, Tensor) else type(first).__name__
-        raise InputError(
-            f"the model gives {given} for {len(x)} rows, where logits of shape {[len(x), classes]} are needed."
-        )
-    if not torch.equal(first, second):
-        raise InputError("the model gives other logits for the same rows each time, even when it is not trained.")
+        reason, shapes = (str(error).splitlines() or [type(error).__name__])[0], [list(t.shape[1:]) for t in tensors(x)]
+        raise InputError(f"the model cannot read rows of shape {', '.join(map(str, shapes))}: {reason}") from error
+    if not torch.equal(task.check_outputs(first, y), task.check_outputs(second, y)):
+        raise InputError("the model gives other outputs for the same rows each time, even when it is not trained.")

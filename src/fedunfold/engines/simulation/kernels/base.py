@@ -12,22 +12,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedunfold.core.inputs import Inputs
 from fedunfold.core.params import ParamLayout
+from fedunfold.core.task import Task
 
 Parameters = list[Tensor]
 Pullback = Callable[[Tensor, Parameters], None]
 OuterSlope = Callable[[Tensor], Tensor] | None
-"""From logits to ∂ℓ^out/∂logits; None where there is no outer loss."""
+"""From outputs to the slopes of the outer loss in them; None where there is no outer loss."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch for every slot: x [L, B, …], y [L, B]; rows from counts[l] on are padding.
+    """One minibatch for every slot: x [L, B, …], y [L, B, …]; rows from counts[l] on are padding.
 
     In training every slot has a seed for what the model draws itself; without seeds the model only reads.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     counts: Sequence[int]
     seeds: Sequence[int] | None = None
@@ -40,20 +42,22 @@ class Kernel(Protocol):
     training moves them in `local_vjp`, and they have no gradient.
 
     Attributes:
+        task: What it is trained for.
         layout: What is trained.
         is_stochastic: Whether training needs seeds.
         min_batch_size: How small its minibatches may be.
     """
 
+    task: Task
     layout: ParamLayout
     is_stochastic: bool
     min_batch_size: int
 
-    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
-        """Logits [L, B, C] alone."""
+    def outputs(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """The model's outputs [L, B, …] alone."""
 
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
-        """Logits [L, B, C], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
+        """Outputs z [L, B, …], and a function (δ, into) that adds Σ_i δ_iᵀ ∂z_i/∂w to `into`.
 
         `into` may be the parameters themselves: an update in place, after which the function is spent.
         """
@@ -61,9 +65,9 @@ class Kernel(Protocol):
     def apply_hvp_(
         self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
-        """In place: p ← p − (Σ_i u_i ∇²ce_i(w)) p + Σ_i ε_iᵀ ∂z_i/∂w.
+        """In place: p ← p − (Σ_i u_i ∇²ℓ_i(w)) p + Σ_i ε_iᵀ ∂z_i/∂w.
 
-        u [L, B] is `curvature`; ε [L, B, C] is `outer_slope(logits)`, nothing where that is None.
+        u [L, B] is `curvature`; ε [L, B, …] is `outer_slope(outputs)`, nothing where that is None.
         """
 
 

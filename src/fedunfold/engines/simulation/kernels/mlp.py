@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from fedunfold.core.params import ParamLayout
-from fedunfold.core.task import cross_entropy, softmax_jacobian_product
+from fedunfold.core.task import Task
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, Pullback
+from fedunfold.tasks.cross_entropy import cross_entropy, softmax_jacobian_product
 
 Layer = tuple[Tensor, Tensor | None]
 
 
 class MLPKernel:
-    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases.
+    """Kernel for [Flatten] Linear (ReLU Linear)*, with or without biases, and the cross-entropy of its logits.
 
     Attributes:
         biased: Of every layer, whether it has a bias.
@@ -36,7 +37,8 @@ class MLPKernel:
     is_stochastic = False
     min_batch_size = 1
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, task: Task) -> None:
+        self.task = task
         layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
         self.biased = [layer.bias is not None for layer in layers]
         self.sizes = layers[0].in_features, *(layer.out_features for layer in layers)
@@ -57,7 +59,7 @@ class MLPKernel:
         kinds: list[type] = [type(layer) for layer in layers]
         return kinds == [nn.Linear, *[nn.ReLU, nn.Linear] * (len(kinds) // 2)]
 
-    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
+    def outputs(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self._forward(self._layers(parameters), batch)[1]
 
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
@@ -119,6 +121,7 @@ class MLPKernel:
 
     def _forward(self, layers: list[Layer], batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Inputs of every layer, and the logits."""
+        assert isinstance(batch.x, Tensor)
         activations = [batch.x.flatten(2)]
         for weight, bias in layers[:-1]:
             activations.append(_affine(activations[-1], weight, bias).relu_())

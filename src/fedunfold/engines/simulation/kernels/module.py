@@ -1,4 +1,4 @@
-"""The general kernel: any `torch.nn.Module` that maps [B, …] to logits [B, C].
+"""The general kernel: any `torch.nn.Module` and any task.
 
 Slots are taken one after the other with their real rows only, so layers that look across a minibatch see
 what a client by itself would see. Derivatives come from autograd over one minibatch; no graph outlives it.
@@ -15,40 +15,43 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, map_inputs, take
 from fedunfold.core.params import ParamLayout
+from fedunfold.core.task import Task
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, Pullback
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
 
 
 class ModuleKernel:
-    """Kernel that runs the module itself, slot by slot; it is tried on rows x first."""
+    """Kernel that runs the module itself, slot by slot; it is tried on inputs x first."""
 
     is_stochastic = True
 
-    def __init__(self, module: nn.Module, x: Tensor) -> None:
+    def __init__(self, module: nn.Module, task: Task, x: Inputs) -> None:
+        self.task = task
         self._generator = torch.Generator()
         seed_dropout(module, self._generator)
         self._module = module
         self.layout = layout = ParamLayout.of(module)
         held = dict(module.named_parameters()) | dict(module.named_buffers())
         leaves, running = ([held[name].detach() for name in names] for names in (layout.names, layout.buffer_names))
-        x = x.expand(2, *x.shape[1:]) if len(x) == 1 else x
-        tried = _Slot(leaves, running, x, x.new_empty(0), seed=0)
+        two = map_inputs(lambda t: t.expand(2, *t.shape[1:]) if len(t) == 1 else t, x)
+        tried = _Slot(leaves, running, two, torch.empty(0), seed=0)
         self._check_training(tried)
         self.min_batch_size = self._fewest_rows(tried)
 
     @torch.no_grad()
-    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return _padded([self._logits(slot) for slot in self._slots(parameters, batch)], batch)
+    def outputs(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return _padded([self._outputs(slot) for slot in self._slots(parameters, batch)], batch)
 
     @torch.enable_grad()
     def local_vjp(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Pullback]:
         slots = []
         for index, slot in enumerate(self._slots(parameters, batch)):
-            slots.append((slot.leaves, self._logits(slot)))
+            slots.append((slot.leaves, self._outputs(slot)))
             for kept, moved in zip(parameters[len(self.layout.shapes) :], slot.running, strict=True):
                 kept[index] = moved
-        logits = _padded([out for _, out in slots], batch)
+        outputs = _padded([out for _, out in slots], batch)
 
         def pullback(slope: Tensor, into: Parameters) -> None:
             # All slots are pulled back before any is changed: `into` may be what the leaves view.
@@ -60,7 +63,7 @@ class ModuleKernel:
                 for target, part in zip(into[: len(gradient)], gradient, strict=True):
                     target[slot] += part
 
-        return logits, pullback
+        return outputs, pullback
 
     @torch.enable_grad()
     def apply_hvp_(
@@ -69,20 +72,20 @@ class ModuleKernel:
         slots = []
         adjoint = adjoint[: len(self.layout.shapes)]  # running statistics have none
         for index, slot in enumerate(self._slots(parameters, batch)):
-            logits = self._logits(slot)
-            losses = torch.nn.functional.cross_entropy(logits, slot.y, reduction="none")
+            outputs = self._outputs(slot)
+            losses = self.task.losses(outputs, slot.y)
             gradient = torch.autograd.grad(
                 losses @ curvature[index, : len(slot.y)], slot.leaves, create_graph=True, materialize_grads=True
             )
-            slots.append((slot.leaves, logits, gradient))
+            slots.append((slot.leaves, outputs, gradient))
         slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in slots], batch))
-        for index, (leaves, logits, gradient) in enumerate(slots):
+        for index, (leaves, outputs, gradient) in enumerate(slots):
             along = torch.stack([(g * p[index]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
             curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
             for target, part in zip(adjoint, curved, strict=True):
                 target[index] -= part
             if slopes is not None:
-                direct = torch.autograd.grad(logits, leaves, slopes[index, : len(logits)], materialize_grads=True)
+                direct = torch.autograd.grad(outputs, leaves, slopes[index, : len(outputs)], materialize_grads=True)
                 for target, part in zip(adjoint, direct, strict=True):
                     target[index] += part
 
@@ -92,19 +95,20 @@ class ModuleKernel:
             yield _Slot(
                 [p[slot].detach().requires_grad_() for p in parameters[:trained]],
                 [p[slot].detach().clone() for p in parameters[trained:]],
-                batch.x[slot, :count],
+                take(batch.x, (slot, slice(count))),
                 batch.y[slot, :count],
                 None if batch.seeds is None else batch.seeds[slot],
             )
 
-    def _logits(self, slot: "_Slot") -> Tensor:
-        """The logits of a slot; in training its running statistics are moved."""
+    def _outputs(self, slot: "_Slot") -> Tensor:
+        """The outputs of a slot; in training its running statistics are moved."""
         self._module.train(slot.seed is not None)
         if slot.seed is not None:
             self._generator.manual_seed(slot.seed)
         held = dict(zip(self.layout.names + self.layout.buffer_names, slot.leaves + slot.running, strict=True))
-        logits: Tensor = functional_call(self._module, held, (slot.x,))
-        return logits
+        args, kwargs = ((slot.x,), {}) if isinstance(slot.x, Tensor) else ((), dict(slot.x))
+        outputs: Tensor = functional_call(self._module, held, args, kwargs)
+        return outputs
 
     def _check_training(self, slot: "_Slot") -> None:
         """Refuse a module whose steps cannot be made again: they may depend on nothing but parameters and seeds."""
@@ -115,7 +119,7 @@ class ModuleKernel:
         first, second = self._tried(slot), self._tried(slot)
         if not torch.equal(first, second):
             raise InputError(
-                "the model gives other logits for the same rows each time it is trained; let it draw by nn.Dropout."
+                "the model gives other outputs for the same rows each time it is trained; let it draw by nn.Dropout."
             )
         for name, buffer in self._module.named_buffers():
             counts_minibatches = name.endswith("num_batches_tracked")
@@ -125,14 +129,14 @@ class ModuleKernel:
     def _fewest_rows(self, slot: "_Slot") -> int:
         """2 where the model cannot be trained on a single row, as with BatchNorm after a linear layer."""
         try:
-            self._tried(replace(slot, x=slot.x[:1]))
+            self._tried(replace(slot, x=take(slot.x, slice(1))))
         except ValueError:
             return 2
         return 1
 
     @torch.no_grad()
     def _tried(self, slot: "_Slot") -> Tensor:
-        return self._logits(replace(slot, running=[buffer.clone() for buffer in slot.running]))
+        return self._outputs(replace(slot, running=[buffer.clone() for buffer in slot.running]))
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,14 @@ class _Slot:
 
     leaves: list[Tensor]
     running: list[Tensor]
-    x: Tensor
+    x: Inputs
     y: Tensor
     seed: int | None
 
 
 def _padded(rows: list[Tensor], batch: Batch) -> Tensor:
-    """Logits of all slots in one tensor, zeros where a minibatch is short."""
-    out = rows[0].new_zeros(*batch.y.shape, rows[0].shape[-1])
+    """Outputs of all slots in one tensor, zeros where a minibatch is short."""
+    out = rows[0].new_zeros(*batch.y.shape[:2], *rows[0].shape[1:])
     for slot, real in enumerate(rows):
         out[slot, : len(real)] = real.detach()
     return out

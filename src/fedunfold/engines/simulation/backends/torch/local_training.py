@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedunfold.core.task import cross_entropy
+from fedunfold.core.inputs import Inputs, map_inputs, tensors
 from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.torch.stepping import Iterate, ProximalStepping, StatefulStepping, Stepping
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, flatten, unflatten, views
@@ -49,7 +49,7 @@ class TorchTrainer(LocalTrainer):
 
     uses_torch_threads: ClassVar[bool] = True
 
-    x: Tensor
+    x: Inputs
     memory_budget: int
     curvature: bool = True
 
@@ -59,7 +59,7 @@ class TorchTrainer(LocalTrainer):
         own, outer, along = sums.gradients, sums.outer_gradients, self.path_outer
         met = _SampleLosses(
             torch.zeros_like(means),
-            torch.zeros_like(means) if along is not None and not along.loss.is_cross_entropy else None,
+            torch.zeros_like(means) if along is not None and not along.loss.is_training_loss else None,
             None if own is None else views(own, shapes),
             None if outer is None else views(outer, shapes),
         )
@@ -72,7 +72,7 @@ class TorchTrainer(LocalTrainer):
             sums.losses[1] = 0
         else:
             values = met.losses if met.outer_losses is None else met.outer_losses
-            torch.sum(values * along.coefficients(self._labels, means), (0, 2), out=sums.losses[1])
+            torch.sum(values * along.coefficients(self.kernel.task, self._targets, means), (0, 2), out=sums.losses[1])
         return flatten(iterate.parameters)
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
@@ -112,27 +112,29 @@ class TorchTrainer(LocalTrainer):
         """One step of the slots that still train, noting losses and gradients where there is a place for them."""
         batch, means = self._minibatch(step)
         live, outer = len(means), self.path_outer
-        logits, pullback = self.kernel.local_vjp([p[:live] for p in iterate.parameters], batch)
-        losses, slope = cross_entropy(logits, batch.y)
+        task = self.kernel.task
+        outputs, pullback = self.kernel.local_vjp([p[:live] for p in iterate.parameters], batch)
+        losses, slopes = task.values(outputs, batch.y, batch.counts)
         if met is not None:
             met.losses[step, :live] = losses
             if met.gradients is not None:
-                pullback(slope * means.unsqueeze(-1), [p[:live] for p in met.gradients])
+                pullback(slopes(means), [p[:live] for p in met.gradients])
         if met is not None and outer is not None:
-            outer_slope = slope
+            outer_slopes = slopes
             if met.outer_losses is not None:
-                met.outer_losses[step, :live], outer_slope = outer.loss.values(logits, batch.y)
+                met.outer_losses[step, :live], outer_slopes = outer.loss.values(task, outputs, batch.y, batch.counts)
             if met.outer_gradients is not None:
-                coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
-                pullback(outer_slope * coefficients, [p[:live] for p in met.outer_gradients])
-        stepping.step_(iterate, slope, means, pullback)
+                weights = outer.coefficients(task, batch.y, means)
+                pullback(outer_slopes(weights), [p[:live] for p in met.outer_gradients])
+        stepping.step_(iterate, slopes, means, pullback)
 
     def _outer_slope(self, batch: Batch, means: Tensor) -> OuterSlope:
         outer = self.path_outer
         if outer is None:
             return None
-        coefficients = outer.coefficients(batch.y, means).unsqueeze(-1)
-        return lambda logits: outer.loss.values(logits, batch.y)[1].mul_(coefficients)
+        task = self.kernel.task
+        weights = outer.coefficients(task, batch.y, means)
+        return lambda outputs: outer.loss.values(task, outputs, batch.y, batch.counts)[1](weights)
 
     def _minibatch(self, step: int) -> tuple[Batch, Tensor]:
         """The step's minibatches of the slots that still train, and 1/|b| per sample (0 for padding).
@@ -142,20 +144,22 @@ class TorchTrainer(LocalTrainer):
         live = self.batches.active[step]
         rows = self.batches.rows[step, :live]
         counts = self.batches.counts[step, :live].tolist()
-        x = self._rows_read[: rows.numel()]
-        torch.index_select(self.x, 0, rows.flatten(), out=x)  # several times faster than indexing
+        for held, read in zip(tensors(self.x), tensors(self._rows_read), strict=True):
+            # Several times faster than indexing.
+            torch.index_select(held, 0, rows.flatten(), out=read[: rows.numel()])
+        x = map_inputs(lambda t: t[: rows.numel()].view(*rows.shape, *t.shape[1:]), self._rows_read)
         seeds = self.batches.seeds(step) if self.kernel.is_stochastic else None
-        batch = Batch(x.view(*rows.shape, *x.shape[1:]), self._labels[step, :live], counts, seeds)
+        batch = Batch(x, self._targets[step, :live], counts, seeds)
         return batch, self.batches.means[step, :live]
 
     @cached_property
-    def _rows_read(self) -> Tensor:
-        return self.x.new_empty(self.batches.rows[0].numel(), *self.x.shape[1:])
+    def _rows_read(self) -> Inputs:
+        return map_inputs(lambda t: t.new_empty(self.batches.rows[0].numel(), *t.shape[1:]), self.x)
 
     @cached_property
     def _shapes(self) -> tuple[torch.Size, ...]:
         return self.kernel.layout.shapes + self.kernel.layout.buffer_shapes
 
     @cached_property
-    def _labels(self) -> Tensor:
+    def _targets(self) -> Tensor:
         return self.y[self.batches.rows]

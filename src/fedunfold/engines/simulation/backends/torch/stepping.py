@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.parts import LocalOptimizer, State
-from fedunfold.core.task import cross_entropy
+from fedunfold.core.row_losses import Slopes
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, OuterSlope, Parameters, Pullback, flatten, views
 
 
@@ -38,12 +38,12 @@ class Stepping(Protocol):
     def start(self) -> Iterate:
         """Where every slot begins."""
 
-    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+    def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         """One step in place of the slots that still train.
 
         Args:
             iterate: Where all slots stand.
-            slope: ∂ce/∂logits of every sample.
+            slopes: Of the training loss in the outputs, with weights for the samples.
             means: 1/|b|.
             pullback: From slopes to gradients of the parameters.
         """
@@ -70,12 +70,12 @@ class ProximalStepping:
     def start(self) -> Iterate:
         return Iterate([p.clone() for p in self._anchor])
 
-    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+    def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         live, rates = len(means), self._step_sizes[: len(means)]
         current = [p[:live] for p in iterate.parameters]
         trained = current[: self._trained] if self._mu else []
         pull = [anchor[:live] - p for anchor, p in zip(self._anchor, trained, strict=False)]
-        pullback(slope.mul_((means * -rates[:, None]).unsqueeze(-1)), current)
+        pullback(slopes(means * -rates[:, None]), current)
         for p, towards in zip(trained, pull, strict=True):
             p.add_(towards.mul_(_per_slot(rates * self._mu, towards)))
 
@@ -113,9 +113,9 @@ class StatefulStepping:
     def start(self) -> Iterate:
         return Iterate([p.clone() for p in self._start], self._optimizer.init(self._anchor[:, : self._trained]))
 
-    def step_(self, iterate: Iterate, slope: Tensor, means: Tensor, pullback: Pullback) -> None:
+    def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         live = len(means)
-        gradient = self._gradient(slope, means, pullback)
+        gradient = self._gradient(slopes, means, pullback)
         params = flatten([p[:live] for p in iterate.parameters])[:, : self._trained]
         state = tuple(s[:live] for s in iterate.state)
         with torch.no_grad():
@@ -169,16 +169,16 @@ class StatefulStepping:
     def _constants(self, live: int) -> tuple[Tensor, Tensor]:
         return self._step_sizes[:live], self._anchor[:live, : self._trained]
 
-    def _gradient(self, slope: Tensor, means: Tensor, pullback: Pullback) -> Tensor:
+    def _gradient(self, slopes: Slopes, means: Tensor, pullback: Pullback) -> Tensor:
         gradient = self._anchor.new_zeros(len(means), self._anchor.shape[1])
-        pullback(slope * means.unsqueeze(-1), views(gradient, self._shapes))
+        pullback(slopes(means), views(gradient, self._shapes))
         return gradient[:, : self._trained]
 
     def _gradient_at(self, iterate: Iterate, batch: Batch, means: Tensor) -> Tensor:
         trained = len(self._kernel.layout.shapes)
         params, buffers = iterate.parameters[:trained], iterate.parameters[trained:]
-        logits, pullback = self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
-        return self._gradient(cross_entropy(logits, batch.y)[1], means, pullback)
+        outputs, pullback = self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
+        return self._gradient(self._kernel.task.values(outputs, batch.y, batch.counts)[1], means, pullback)
 
 
 def _per_slot(values: Tensor, like: Tensor) -> Tensor:

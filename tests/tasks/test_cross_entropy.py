@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedunfold.core.task import cross_entropy, softmax_jacobian_product, squared_error
+from fedunfold.tasks.cross_entropy import cross_entropy, softmax_jacobian_product, squared_error
 
 
 @st.composite
