@@ -5,6 +5,9 @@ what every gradient is checked against. Local and server optimisers of others ar
 by autograd through all of their steps.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,7 @@ from torch.func import functional_call
 from fedunfold import local, server
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.inputs import Inputs, cast, take
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import RoundRng, epochs_at
 from fedunfold.core.parts import State
@@ -27,7 +31,15 @@ class Unrolled:
     rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
 
-    def __init__(self, env: Environment, module: nn.Module, algorithm: Algorithm, outer: str, first_order: bool):
+    def __init__(
+        self,
+        env: Environment,
+        module: nn.Module,
+        algorithm: Algorithm,
+        outer: str,
+        first_order: bool,
+        losses: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ):
         self.env, self.algorithm, self.outer, self.first_order = env, algorithm, outer, first_order
         self.data: FederatedData = env.load()
         self.module, self.generator = module.double(), torch.Generator()
@@ -35,10 +47,11 @@ class Unrolled:
         layout = ParamLayout.of(module)
         self.names, self.running = list(layout.names), list(layout.buffer_names)
         self.shapes, self.trained = [*layout.shapes, *layout.buffer_shapes], layout.num_params
+        self.losses = losses or partial(nn.functional.cross_entropy, reduction="none")
         counts = self.data.label_counts.sum(0).double()
         self.class_weights = counts.sum() / (len(counts) * counts)
 
-    def logits(self, w: Tensor, x: Tensor, seed: int | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, w: Tensor, x: Inputs, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """In training, which has a seed, or not; and the running statistics afterwards, which have no gradient."""
         w = torch.cat([w[: self.trained], w[self.trained :].detach()])
         pieces = torch.split(w, [shape.numel() for shape in self.shapes])
@@ -47,31 +60,33 @@ class Unrolled:
         self.module.train(seed is not None)
         if seed is not None:
             self.generator.manual_seed(seed)
-        out: Tensor = functional_call(self.module, values, (x,))
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
+        out: Tensor = functional_call(self.module, values, args, kwargs)
         return out, torch.cat([w.new_empty(0), *(values[name].flatten() for name in self.running)])
 
-    def outer_loss(self, w: Tensor, x: Tensor, y: Tensor, epochs: int, seed: int | None = None) -> Tensor:
+    def outer_loss(self, w: Tensor, x: Inputs, y: Tensor, epochs: int, seed: int | None = None) -> Tensor:
         z, _ = self.logits(w, x, seed)
         if self.outer == "path":
-            return nn.functional.cross_entropy(z, y)
+            return self.losses(z, y).mean()
         if self.outer == "mse":
             return nn.functional.mse_loss(z.softmax(1), nn.functional.one_hot(y, z.shape[1]).double())
-        losses = nn.functional.cross_entropy(z, y, reduction="none")
-        if self.outer.endswith("balanced"):
+        losses = self.losses(z, y)
+        if self.outer.endswith("balanced") and len(self.class_weights) > 1:
             losses = losses * self.class_weights[y]
         return losses.sum() / len(y) / epochs
 
     def epochs(self, k: int, t: int) -> int:
         return epochs_at(self.env.clients[k].epochs, t)
 
-    def batches(self, run: str, t: int, k: int) -> list[tuple[Tensor, Tensor]]:
-        x, y = (part.clone() for part in self.data.client(k))
+    def batches(self, run: str, t: int, k: int) -> list[tuple[Inputs, Tensor]]:
+        own = slice(self.data.offsets[k], self.data.offsets[k + 1])
+        x, y = take(self.data.inputs, own), self.data.y[own].clone()
         out = []
         for epoch in range(self.epochs(k, t)):
             order = RoundRng(self.env.seed, run, t).permutation(self.data.keys[k], epoch, len(y))
             for begin in range(0, len(y), self.env.batch_size):
                 rows = torch.from_numpy(order[begin : begin + self.env.batch_size])
-                out.append((x[rows].double(), y[rows]))
+                out.append((cast(take(x, rows), y.device, torch.float64), y[rows]))
         return out
 
     def local_scale(self, k: int, steps: list[int], cohort: np.ndarray) -> float:
@@ -107,7 +122,7 @@ class Unrolled:
             with torch.enable_grad():
                 point = wk if wk.requires_grad else wk.detach().requires_grad_()
                 z, moved = self.logits(point, x, seed)
-                gradient = torch.autograd.grad(nn.functional.cross_entropy(z, y), point, create_graph=True)[0]
+                gradient = torch.autograd.grad(self.losses(z, y).mean(), point, create_graph=True)[0]
             if self.first_order:
                 gradient = gradient.detach()
             params, gradient = wk[: self.trained], gradient[: self.trained]

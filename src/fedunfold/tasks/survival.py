@@ -65,15 +65,17 @@ class Survival(Task):
         return len(targets), 1
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        risks, (times, events) = outputs[:, 0], targets.to(outputs).unbind(1)
+        # In float64, relative to the largest: torch.logcumsumexp has no second derivative where a slope is 0.
+        risks, (times, events) = outputs[:, 0].double(), targets.double().unbind(1)
         order = torch.argsort(times, descending=True, stable=True)
-        later = torch.logcumsumexp(risks[order], 0)
+        top = risks.detach().max()
+        later = (risks[order] - top).exp().cumsum(0).log() + top
         # The risk set of a row ends with the last row of the same time.
         ends = torch.searchsorted(-times[order], -times, right=True) - 1
         at_risk = later[ends]
         if self.ties == "efron":
             at_risk = at_risk + self._tied(risks, at_risk, times, events)
-        return events * (at_risk - risks)
+        return (events * (at_risk - risks)).to(outputs.dtype)
 
     def _tied(self, risks: Tensor, at_risk: Tensor, times: Tensor, events: Tensor) -> Tensor:
         """log(1 − (l/d) Σ_tied exp(z_j) / Σ_at risk exp(z_j)) for the l-th of d events of one time."""

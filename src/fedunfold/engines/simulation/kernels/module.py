@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.inputs import Inputs, map_inputs, take
@@ -66,6 +67,8 @@ class ModuleKernel:
         return outputs, pullback
 
     @torch.enable_grad()
+    @torch.backends.cudnn.flags(enabled=False)  # whose recurrent layers have no second derivative
+    @sdpa_kernel(SDPBackend.MATH)  # nor has any other attention
     def apply_hvp_(
         self, parameters: Parameters, adjoint: Parameters, batch: Batch, curvature: Tensor, outer_slope: OuterSlope
     ) -> None:
