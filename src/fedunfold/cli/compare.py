@@ -64,7 +64,6 @@ def _compare(
 ) -> None:
     from fedunfold import api
     from fedunfold.cli.context import followed, precision_of
-    from fedunfold.cli.trackers import report_files
     from fedunfold.runs.artifacts import of_comparison
 
     ending: Stopped | FedunfoldError | None = None
@@ -96,8 +95,8 @@ def _compare(
                 console.note(result.warnings, result.name)
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
-        folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-        report_files(tracker, folder)
+        written = folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+        tracker.on_artifacts(written)
         if options.output == "text":
             console.say(f"records and figures are in {folder.path}")
         if ending is not None:

@@ -33,7 +33,6 @@ def learn(
     """
     from fedunfold.api import learn_weights
     from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
-    from fedunfold.cli.trackers import report_files
     from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
 
@@ -60,8 +59,8 @@ def learn(
                 (learned,), interrupted = progress.learned.values(), True
         algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
         files = of_learning(learned)
-        folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
-        report_files(tracker, folder)
+        written = folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
+        tracker.on_artifacts(written)
         _show(learned, environment, algorithm.step_sizes, folder.path, options.output)
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"

@@ -55,15 +55,11 @@ def repeat(
 
 def _new_folder(run: Path) -> Path:
     """A name in runs/ that is free, or whose repetition did not end and is resumed."""
-    from fedunfold.runs.folder import RunFolder
+    from fedunfold.runs.folder import RunFolder, numbered
     from fedunfold.runs.reader import has_ended
 
-    name, number = f"repeat-{run.resolve().name}", 1
-    path = RunFolder.named(name)
-    while has_ended(path):
-        number += 1
-        path = RunFolder.named(f"{name}-{number}")
-    return path
+    names = numbered(f"repeat-{run.resolve().name}")
+    return next(path for path in map(RunFolder.named, names) if not has_ended(path))
 
 
 def _command_line(run: Path, settings: "RunManifest") -> list[str]:

@@ -36,7 +36,6 @@ def run(
     """
     from fedunfold import api
     from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file, precision_of
-    from fedunfold.cli.trackers import report_files
     from fedunfold.runs.artifacts import of_run
     from fedunfold.training import methods
 
@@ -64,8 +63,8 @@ def run(
                 raise Stopped(f"stopped after {so_far}; the same command resumes from them.") from None
         if folder is not None:
             files = of_run(environment, chosen.name, result)
-            folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-            report_files(tracker, folder)
+            written = folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+            tracker.on_artifacts(written)
     if options.output == "json":
         console.print_json(
             {

@@ -15,8 +15,7 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.core.registry import unknown
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.folder import RunFolder
-from fedunfold.runs.reader import list_files
+from fedunfold.runs.folder import RunFolder, numbered
 from fedunfold.tracking import Callback, CallbackList
 from fedunfold.tracking.jsonl import PROGRESS, JsonLines
 from fedunfold.tracking.mlflow import MLflow
@@ -87,11 +86,6 @@ def trackers(
     return CallbackList(progress, *live, *(_tracker(where, name) for where in wanted or ()), log=console.warn)
 
 
-def report_files(tracker: Callback, folder: RunFolder) -> None:
-    """Name the files in the folder, once they are written."""
-    tracker.on_artifacts(list_files(folder.path))
-
-
 def _tracker(wanted: str, name: str) -> Callback:
     kind, _, where = wanted.partition(":")
     if kind == "tensorboard":
@@ -105,8 +99,4 @@ def _tracker(wanted: str, name: str) -> Callback:
 
 def _free(logs: Path, name: str) -> Path:
     """A folder of its own for every run: TensorBoard would draw two in one as a single zigzag."""
-    path, number = logs / name, 1
-    while path.exists():
-        number += 1
-        path = logs / f"{name}-{number}"
-    return path
+    return next(path for path in (logs / number for number in numbered(name)) if not path.exists())
