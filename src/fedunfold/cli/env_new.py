@@ -1,7 +1,7 @@
 """`fedunfold env new`: an environment file from own data."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -92,35 +92,27 @@ def new(
     for option, single in (("--epochs", own_epochs), ("--participation-probability", own_probability)):
         for client in sorted(single.keys() - set(found.data.keys)):
             raise InputError(f"{option}: there is no client {client}, only {', '.join(found.data.keys)}.")
-    chosen = _training(
-        answers,
-        found,
-        rounds=rounds,
-        batch_size=batch_size,
-        lr=lr,
-        epochs=epochs_of_all,
-        hidden=hidden and widths(hidden),
-    )
+    training: dict[str, Any] = {"rounds": rounds, "batch_size": batch_size, "lr": lr, "epochs": epochs_of_all}
+    training = _training(answers, found, {**training, "hidden": hidden and widths(hidden)})
+    epochs_of_all, layers = training.pop("epochs"), training.pop("hidden")
     probability = 1.0 if probability_of_all is None else probability_of_all
     env = Environment(
         name=name,
         description=f"Made from {WORDS[own.kind]}.",
-        rounds=chosen["rounds"],
-        batch_size=chosen["batch_size"],
-        lr=chosen["lr"],
         seed=seed,
         class_names=found.classes if found.imported is not None else None,
-        model=ModelSpec(hidden=chosen["hidden"]),
+        model=ModelSpec(hidden=layers),
         data=NpzSource(path=found.path),
         partition=found.partition,
         clients=tuple(
             Client(
                 key=key,
-                epochs=own_epochs.get(key, chosen["epochs"]),
+                epochs=own_epochs.get(key, epochs_of_all),
                 participation_probability=own_probability.get(key, probability),
             )
             for key in found.data.keys
         ),
+        **training,
     )
     files = _write(out, env, found)
     _tell(out, found, files, output)
@@ -140,7 +132,7 @@ def _recipe(out: Path) -> Path:
     return out.with_suffix(".columns.json")
 
 
-def _training(answers: Answers, found: "ImportSummary", **given: Any) -> dict[str, Any]:
+def _training(answers: Answers, found: "ImportSummary", given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given or answered, or else what suits the data."""
     from fedunfold.config.template import suggest_training
 
