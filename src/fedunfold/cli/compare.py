@@ -12,7 +12,6 @@ from fedunfold.core.errors import FedunfoldError
 if TYPE_CHECKING:
     from fedunfold.cli.trackers import ProgressTracker
     from fedunfold.config import Environment
-    from fedunfold.runs.folder import RunFolder
     from fedunfold.training.methods import Method
 
 DEMO = Path("runs/demo")  # the demo's own folder, which it replaces
@@ -20,12 +19,7 @@ DEMO = Path("runs/demo")  # the demo's own folder, which it replaces
 
 def demo(options: opt.RunOptions) -> None:
     """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures in runs/demo."""
-    from fedunfold.cli.context import environment_of, folder_for
-
-    environment = environment_of("digits-label-skew", options)
-    out = options.out or DEMO
-    folder = folder_for(options, environment, out, overwrite=out == DEMO)
-    _compare(environment, ["fedavg", "dr-fedavg", "duw-fedavg"], folder, options, show_weights=True)
+    _compare("digits-label-skew", ["fedavg", "dr-fedavg", "duw-fedavg"], options, own=DEMO)
 
 
 def compare(
@@ -44,30 +38,27 @@ def compare(
         methods: Names, and files of learned weights, separated by commas.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
     """
-    from fedunfold.cli.context import environment_of, folder_for
-
-    environment = environment_of(env, options)
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    folder = folder_for(options, environment)
-    _compare(environment, names, folder, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
+    _compare(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
 
 
 def _compare(
-    environment: "Environment",
+    env: str,
     names: Sequence[str],
-    folder: "RunFolder",
     options: opt.RunOptions,
     trials: int = 5,
     parts: dict[str, str | None] | None = None,
     learning: opt.LearningOptions | None = None,
-    show_weights: bool = False,
+    own: Path | None = None,
 ) -> None:
+    """Compare the methods, show what came out, and save it; a command that has its own folder also shows weights."""
     from fedunfold import api
-    from fedunfold.cli.context import followed, precision_of
+    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
     from fedunfold.runs.artifacts import of_comparison
 
+    environment = environment_of(env, options)
     ending: Stopped | FedunfoldError | None = None
-    with folder:
+    with folder_for(options, environment, own) as folder:
         with followed(options, environment, folder) as (progress, tracker):
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
@@ -88,7 +79,7 @@ def _compare(
             console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
             console.out.print(console.comparison_table(comparison))
-            for result in comparison.methods if show_weights else ():
+            for result in comparison.methods if own else ():
                 if result.learned is not None:
                     console.out.print(console.weights_table(result.learned))
             for result in comparison.methods:

@@ -29,12 +29,16 @@ def environment_of(name: str, options: RunOptions) -> Environment:
     return found.replace(**changes) if changes else found
 
 
-def folder_for(
-    options: RunOptions, environment: Environment, out: Path | None = None, *, overwrite: bool = False
-) -> RunFolder:
-    """Where a run is saved: the folder given, or one of runs/ with the same run unfinished, or a new one there."""
-    spec = run_spec(options.context, environment)
-    name, out, overwrite = f"{spec.command}-{environment.name}", out or options.out, overwrite or options.overwrite
+def folder_for(options: RunOptions, environment: Environment, own: Path | None = None) -> RunFolder:
+    """Where a run is saved: the folder given, or one of runs/ with the same run unfinished, or a new one there.
+
+    Args:
+        options: Those of the command.
+        environment: What is run on.
+        own: The command's own folder, which it replaces.
+    """
+    spec, out = run_spec(options.context, environment), options.out or own
+    name, overwrite = f"{spec.command}-{environment.name}", options.overwrite or (own is not None and out == own)
     if out is None and not overwrite:
         return RunFolder.unused(name, spec, resume=options.resume)
     return RunFolder(out or RunFolder.named(name), spec, overwrite=overwrite, resume=options.resume)

@@ -1,10 +1,14 @@
 """`fedunfold runs`: the runs in a folder."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
@@ -12,11 +16,6 @@ from fedunfold.cli.commands import CommandGroup
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.table import Table
-    from rich.text import Text
-
     from fedunfold.runs.catalog import RunSummary
 
 app = CommandGroup("List, show, compare and delete runs.")
@@ -29,9 +28,6 @@ RUNS = Path("runs")
 @app.example("fedunfold runs list")
 def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
     """All runs in a folder: what they were, what came out, and whether they are whole."""
-    from rich import box
-    from rich.table import Table
-
     from fedunfold.runs.catalog import runs_in
 
     found = runs_in(folder)
@@ -146,9 +142,7 @@ def _say_problems(runs: "list[RunSummary]") -> None:
             console.say(f"{_cell(run.name)}: {run.state}, {_cell(run.problem)}.")
 
 
-def _table(columns: "Sequence[str]", rows: "Mapping[str, Sequence[Any]]") -> "Table":
-    from rich.table import Table
-
+def _table(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> Table:
     table = Table()
     for name in columns:
         table.add_column(_cell(name), overflow="fold")
@@ -157,10 +151,8 @@ def _table(columns: "Sequence[str]", rows: "Mapping[str, Sequence[Any]]") -> "Ta
     return table
 
 
-def _cell(value: Any) -> "Text":
+def _cell(value: Any) -> Text:
     """As it stands in the file: no markup, and nothing that a terminal would obey."""
-    from rich.text import Text
-
     shown = (sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
     return Text("".join(shown))
 

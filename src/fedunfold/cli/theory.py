@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from fedunfold.cli import console
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
     from fedunfold.studies.theory.quantities import Theory
@@ -139,7 +138,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"what is left open (–) needs constants that were not given: {options}."
 
 
-def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Table":
+def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> Table:
     shown = sorted(sorted(range(len(keys)), key=lambda k: -result.variances[k])[:most])
     hidden = len(keys) - len(shown)
     title = "variance of the weights over the rounds" + (f" ({hidden} steadier clients not shown)" if hidden else "")
@@ -152,7 +151,7 @@ def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Tabl
     return console.table(title, ("client", "mean weight θ_k", "variance V_k"), rows)
 
 
-def _quantities(result: "Theory") -> "Table":
+def _quantities(result: "Theory") -> Table:
     low, high = min(result.effective_steps), max(result.effective_steps)
     span = _number(low) if low == high else f"{_number(low)} … {_number(high)}"
     rows = (
@@ -172,7 +171,7 @@ def _quantities(result: "Theory") -> "Table":
     )
 
 
-def _conditions(result: "Theory") -> "Table":
+def _conditions(result: "Theory") -> Table:
     words = {True: "yes", False: "no", None: "–"}
     rows = (
         (found.statement, _number(found.left), _number(found.right), words[found.holds]) for found in result.conditions
@@ -180,7 +179,7 @@ def _conditions(result: "Theory") -> "Table":
     return console.table("conditions of the derivation", ("condition", "left", "right", "holds"), rows)
 
 
-def _terms(result: "Theory") -> "Table":
+def _terms(result: "Theory") -> Table:
     formulas = {
         "start": "4 (f(w0) − f_inf)/(T τ_eff η)",
         "noise": "4 η L σ² Ã/K",
