@@ -47,15 +47,8 @@ def features(
     from fedunfold.core.params import device_of
     from fedunfold.data.vision.extraction import extract
 
-    done_of = (0, 0)
     with console.progress() as bars:
         task = bars.add_task("images", total=None, note="")
-
-        def show(done: int, total: int) -> None:
-            nonlocal done_of
-            done_of = (done, total)
-            bars.update(task, completed=done, total=total)
-
         try:
             made = extract(
                 images,
@@ -65,11 +58,11 @@ def features(
                 batch_size=batch_size,
                 device=device_of(device),
                 again=again,
-                on_progress=show,
+                on_progress=lambda done, total: bars.update(task, completed=done, total=total),
             )
         except KeyboardInterrupt:
-            done, total = done_of
-            raise Stopped(f"stopped after {done} of {total} files; the same command resumes from there.") from None
+            so_far = f"{bars.tasks[task].completed} of {bars.tasks[task].total or 0} files"
+            raise Stopped(f"stopped after {so_far}; the same command resumes from there.") from None
     skipped, found = made.about.skipped, made.features
     for name, reason in skipped:
         sys.stderr.write(f"skipped {name}: {reason}\n")
