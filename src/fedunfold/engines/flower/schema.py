@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
+from fedunfold.config import Environment
 from fedunfold.config.schema import BatchSize
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Metric
+from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
 from fedunfold.core.registry import Registry
 from fedunfold.core.settings import Count, Natural, Settings, shown
@@ -19,6 +20,9 @@ MessageType = Literal["register", "train", "vjp", "outer_loss", "evaluate", "mea
 SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
 Kind = TypeVar("Kind", bound=Part)
+
+OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
+"""What an instruction says as the `TrainRequest` that it is made of does."""
 
 
 def _received(registry: Registry[Kind]) -> Callable[[Any], Kind]:
@@ -86,6 +90,30 @@ class TrainInstruction(Settings):
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0
+
+    @classmethod
+    def of(cls, request: TrainRequest, env: Environment, **own: Any) -> "TrainInstruction":
+        """What a client is to do at a server's request.
+
+        Args:
+            request: What is requested of the round.
+            env: How clients train.
+            **own: The fields that differ between clients.
+        """
+        common = {name: getattr(request, name) for name in OF_REQUEST}
+        metrics = tuple(sorted(request.required_metrics))
+        return cls(**common, required_metrics=metrics, seed=env.seed, lr=env.lr, batch_size=env.batch_size, **own)
+
+    def request(self, model: Tensor, class_weights: Tensor | None) -> TrainRequest:
+        """The request again, for this client alone.
+
+        Args:
+            model: w^(t).
+            class_weights: Of the outer loss, where it balances classes.
+        """
+        common = {name: getattr(self, name) for name in OF_REQUEST}
+        scales = Broadcast(self.step_scale, self.update_scale, class_weights)
+        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=scales, **common)
 
 
 @dataclass(frozen=True)

@@ -220,18 +220,10 @@ class RemoteFederation:
         messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
-            instruction = TrainInstruction(
-                run=request.run,
-                round=request.round,
-                seed=env.seed,
-                lr=env.lr,
-                batch_size=env.batch_size,
+            instruction = TrainInstruction.of(
+                request,
+                env,
                 epochs=epochs_at(env.clients[k].epochs, request.round),
-                optimizer=request.optimizer,
-                required_metrics=tuple(sorted(request.required_metrics)),
-                outer=request.outer,
-                path_gradient=request.path_gradient,
-                curvature=request.curvature,
                 trains=bool(participation.participating[k]),
                 step_scale=float(step_scales[k]),
                 update_scale=float(update_scales[k]),
