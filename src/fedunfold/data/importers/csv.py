@@ -29,12 +29,7 @@ TEST = "test"
 LABELS = ("label", "y", "target", "class")
 BLOCK_CELLS = 1 << 20  # read at once
 NEEDS_PANDAS = "tables need pandas; run: pip install 'fedunfold[tables]'"
-# What an empty cell may say, in any case of its letters.
-MISSING = {
-    spelled
-    for word in ("", "na", "n/a", "nan", "null", "?")
-    for spelled in map("".join, itertools.product(*((letter, letter.upper()) for letter in word)))
-}
+MISSING = ("", "na", "n/a", "nan", "null", "?")  # what an empty cell may say, in any case of its letters
 
 
 class Table(Protocol):
@@ -101,7 +96,7 @@ class CsvTable:
                 usecols=columns,
                 index_col=False,
                 dtype=dict.fromkeys(texts, str),
-                na_values=list(MISSING),
+                na_values=[*MISSING, *map(str.upper, MISSING), "NaN"],  # other cases are found later
                 keep_default_na=False,
                 encoding="utf-8-sig",
                 chunksize=max(1, BLOCK_CELLS // len(self.columns)),
