@@ -73,17 +73,17 @@ def client_keys(names: Mapping[str, str], where: str) -> dict[str, str]:
 def split_off_test(
     clients: Mapping[str, Rows],
     classes: tuple[str, ...],
-    fraction: float,
+    test: Rows | float,
     seed: int,
     concatenate: Callable[[list[Any]], Any] = np.concatenate,
-) -> tuple[dict[str, Rows], Rows]:
-    """Take a part of every client's rows for the test.
+) -> tuple[Mapping[str, Rows], Rows]:
+    """Take a part of every client's rows for the test, where there is no test set.
 
     Args:
         clients: (x, y) by client.
         classes: Their names.
-        fraction: The part of the rows of each of a client's classes, rounded; a class keeps one row for training. Which
-            rows is drawn by (seed, client, class), so that another client's data do not change it.
+        test: A test set, or the part of the rows of each of a client's classes, rounded; a class keeps one row for
+            training. Which rows is drawn by (seed, client, class), so that another client's data do not change it.
         seed: Draws the rows.
         concatenate: Joins the clients' x.
 
@@ -93,12 +93,14 @@ def split_off_test(
     Raises:
         InputError: The fraction is out of range, or leaves no test row.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {fraction:g}.")
-    masks = {key: held_out(y, classes, fraction, seed, "own-test", key) for key, (_, y) in clients.items()}
+    if isinstance(test, tuple):
+        return clients, test
+    if not 0 < test < 1:
+        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {test:g}.")
+    masks = {key: held_out(y, classes, test, seed, "own-test", key) for key, (_, y) in clients.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
-            f"`test`: a fraction of {fraction:g} leaves no test row in clients this small; "
+            f"`test`: a fraction of {test:g} leaves no test row in clients this small; "
             "raise it, or give a test set of its own."
         )
     train = {key: (x[~masks[key]], y[~masks[key]]) for key, (x, y) in clients.items()}

@@ -66,17 +66,17 @@ def encode(
     texts = _texts(together, names, first_texts)
     classes = Classes.of(_find_labels(clients, frames, label), label)
     rows = {key: (frame, classes.number(frame[label], clients[key].name)) for key, frame in frames.items()}
-    if isinstance(test, float):
-        train, held = split_off_test(rows, classes.names, test, seed, pandas.concat)
-    else:
+    held: Any = test
+    if not isinstance(test, float):
         frame = _read(test, names, label, first_texts)
-        train, held = rows, (frame, classes.number(frame[label], test.name))
+        held = frame, classes.number(frame[label], test.name)
+    train, (x_test, y_test) = split_off_test(rows, classes.names, held, seed, pandas.concat)
     recipe = _recipe(texts, pandas.concat([x for x, _ in train.values()]), scaling)
     return ImportedData(
         {key: (apply_recipe(recipe, x), y) for key, (x, y) in train.items()},
-        (apply_recipe(recipe, held[0]), held[1]),
+        (apply_recipe(recipe, x_test), y_test),
         classes.names,
-        (*_notes(texts, together.isna().sum(), scaling), *note_thin_data(train, held, classes.names)),
+        (*_notes(texts, together.isna().sum(), scaling), *note_thin_data(train, (x_test, y_test), classes.names)),
         {"label": label, "classes": list(classes.names), "features": recipe},
     )
 

@@ -41,11 +41,13 @@ class ImageFolder:
     """A folder with one subfolder for each class.
 
     Attributes:
+        root: The folder.
         classes: In alphabetical order.
         files: By class and name.
         stray: What lies where no image belongs.
     """
 
+    root: Path
     classes: tuple[str, ...]
     files: tuple[ImageFile, ...]
     stray: tuple[Skipped, ...]
@@ -72,7 +74,7 @@ class ImageFolder:
         if not files:
             raise InputError(f"image folder {folder}: its {len(classes)} class folder(s) hold no file.")
         files.sort(key=lambda file: (file.label, file.name))
-        return cls(tuple(path.name for path in classes), tuple(files), tuple(stray))
+        return cls(folder, tuple(path.name for path in classes), tuple(files), tuple(stray))
 
     def digest(self) -> str:
         """SHA-256 of classes, names and sizes, which distinguishes collections without reading all of them."""
