@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedunfold.core.errors import InputError
@@ -29,28 +29,24 @@ def add_secagg_handlers(app: ClientApp, open_client: Callable[[Context], LocalCl
     @app.query("advertise")
     def advertise(message: Message, context: Context) -> Message:
         secrets, keys = _member(context).advertise(read(message.content, protocol.SetupRequest))
-        _store(context, secrets)
-        return Message(to_record(keys), reply_to=message)
+        return _answer(message, context, secrets, to_record(keys))
 
     @app.query("share")
     def share(message: Message, context: Context) -> Message:
         secrets, shares = _member(context).share(_stored(context), read(message.content, protocol.KeyBroadcast))
-        _store(context, secrets)
-        return Message(to_record(shares), reply_to=message)
+        return _answer(message, context, secrets, to_record(shares))
 
     @app.query("mask")
     def mask(message: Message, context: Context) -> Message:
         delivery, client = read(message.content, protocol.ShareDelivery), open_client(context)
         kind, array = delivery.message_type, delivery.array
-        compute = {"train": client.train, "vjp": client.vjp, "outer_loss": client.outer_loss}[kind]
-        reply = compute(*read_instruction(message.content))
+        reply: ClientReply = getattr(client, kind)(*read_instruction(message.content))
         if array not in reply.arrays:
             raise InputError(f"client '{client.client_id}' has no '{array}' to add up after {kind}.")
         vector = delivery.weight * reply.arrays[array].double().numpy()
         secrets, masked = SecAggClient(client.client_id).mask(_stored(context), delivery, vector)
-        _store(context, secrets)
         masked_reply = ClientReply(reply.metrics, {"masked": torch.from_numpy(masked.view("int64"))})
-        return Message(reply_record(masked_reply), reply_to=message)
+        return _answer(message, context, secrets, reply_record(masked_reply))
 
     @app.query("unmask")
     def unmask(message: Message, context: Context) -> Message:
@@ -62,8 +58,10 @@ def add_secagg_handlers(app: ClientApp, open_client: Callable[[Context], LocalCl
         return SecAggClient(open_client(context).client_id)
 
 
-def _store(context: Context, secrets: Secrets) -> None:
+def _answer(message: Message, context: Context, secrets: Secrets, content: RecordDict) -> Message:
+    """The reply of a stage, whose secrets are stored for the next."""
     context.state[STATE] = protocol.to_config(secrets)
+    return Message(content, reply_to=message)
 
 
 def _stored(context: Context) -> Secrets | None:
