@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.csv import CsvTable, Table, TableFolder, guess_label
-from fedunfold.data.importers.export import write_npz
-from fedunfold.data.importers.imported import ImportedData, client_keys
+from fedunfold.data.importers.imported import ImportedData, client_keys, write_npz
 from fedunfold.data.importers.tabular import encode
 
 pytest.importorskip("pandas", reason="the extra 'tables' is not installed")

@@ -10,8 +10,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.data.importers.image_transform import ImageTransform
 from fedunfold.data.importers.imported import ImportedData, Rows, client_keys, note_thin_data, split_off_test
 from fedunfold.data.vision.files import Skipped
-from fedunfold.data.vision.images import ImageFolder, visible_entries
-from fedunfold.data.vision.reading import read_ahead
+from fedunfold.data.vision.images import ImageFolder, read_ahead, visible_entries
 
 TEST = "test"
 BATCH = 64

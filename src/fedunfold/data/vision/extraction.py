@@ -21,9 +21,8 @@ from fedunfold.data.vision.files import (
     read_about,
     save_features,
 )
-from fedunfold.data.vision.images import ImageFile, ImageFolder
-from fedunfold.data.vision.partial import Batch, PartialResults
-from fedunfold.data.vision.reading import read_ahead
+from fedunfold.data.vision.images import Batch, ImageFile, ImageFolder, read_ahead
+from fedunfold.data.vision.partial import PartialResults
 
 MODEL = "google/vit-base-patch16-224-in21k"
 OnProgress = Callable[[int, int], object]
