@@ -1,7 +1,8 @@
 """What is sent to one client and what it replies, in plain values: no network here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
@@ -25,35 +26,28 @@ OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature"
 """What an instruction says as the `TrainRequest` that it is made of does."""
 
 
-def _received(registry: Registry[Kind]) -> Callable[[Any], Kind]:
+def _received(registry: Registry[Kind], given: Any) -> Kind:
     """Make a part from its name and settings, as a client receives them; one that is made already stays as it is."""
-
-    def make(given: Any) -> Kind:
-        if isinstance(given, Part):
-            return given  # type: ignore[return-value]  # the registry of the field says which kind
-        if not (isinstance(given, dict) and isinstance(name := given.get("name"), str)):
-            raise InputError(f"must be a name and settings, got {shown(given)}")
-        if name not in registry.names():
-            raise InputError(
-                f"this client has no {registry.kind} {shown(name)}, which the server uses; install the package that "
-                "provides it here too"
-            )
-        try:
-            return registry.make(**given)
-        except InputError:
-            raise
-        except (TypeError, ValueError) as error:  # a factory may do anything with settings of the wrong type
-            raise InputError(f"{registry.kind} {shown(name)} cannot be made: {error}") from error
-
-    return make
+    if isinstance(given, Part):
+        return given  # type: ignore[return-value]  # the registry of the field says which kind
+    if not (isinstance(given, dict) and isinstance(name := given.get("name"), str)):
+        raise InputError(f"must be a name and settings, got {shown(given)}")
+    if name not in registry.names():
+        raise InputError(
+            f"this client has no {registry.kind} {shown(name)}, which the server uses; install the package that "
+            "provides it here too"
+        )
+    try:
+        return registry.make(**given)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:  # a factory may do anything with settings of the wrong type
+        raise InputError(f"{registry.kind} {shown(name)} cannot be made: {error}") from error
 
 
-def _describe(part: Part) -> dict[str, Any]:
-    return part.describe()
-
-
-Optimizer = Annotated[LocalOptimizer, PlainValidator(_received(LOCAL_OPTIMIZERS)), PlainSerializer(_describe)]
-Outer = Annotated[OuterLoss, PlainValidator(_received(OUTER_LOSSES)), PlainSerializer(_describe)]
+Described = PlainSerializer(lambda part: part.describe())
+Optimizer = Annotated[LocalOptimizer, PlainValidator(partial(_received, LOCAL_OPTIMIZERS)), Described]
+Outer = Annotated[OuterLoss, PlainValidator(partial(_received, OUTER_LOSSES)), Described]
 
 
 class TrainInstruction(Settings):

@@ -60,6 +60,7 @@ class RemoteFederation:
 
     Attributes:
         environment: As given.
+        lr: η, the clients' learning rate.
         failures: What went wrong with clients so far.
         clients: All K clients.
         layout: What the entries of a model are.
@@ -77,7 +78,7 @@ class RemoteFederation:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.environment = environment
+        self.environment, self.lr = environment, environment.lr
         self.failures = Failures()
         self.layout = ParamLayout.of(seeded(model, environment.seed, "shape"))
         self._transport, self._model, self._evaluate, self._dtype = transport, model, evaluate, dtype
@@ -86,11 +87,6 @@ class RemoteFederation:
         self._num_examples = np.array([client.num_examples for client in self.clients])
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
-
-    @property
-    def lr(self) -> float:
-        """η, the clients' learning rate."""
-        return self.environment.lr
 
     def initial_model(self, run: str) -> Tensor:
         """w^(0) of a run, [d]."""
