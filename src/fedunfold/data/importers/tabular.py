@@ -62,8 +62,8 @@ def encode(
     names = _common_columns(tables, label, drop)
     first_texts = _find_texts(list(clients.values()), names)
     frames = {key: _read(table, names, label, first_texts) for key, table in clients.items()}
-    together = pandas.concat(frames.values())
-    texts = _texts(together, names, first_texts)
+    texts = _texts(pandas.concat(frames.values()), names, first_texts)
+    missing: Any = sum(frame.isna().sum() for frame in frames.values())
     classes = Classes.of(_find_labels(clients, frames, label), label)
     rows = {key: (frame, classes.number(frame[label], clients[key].name)) for key, frame in frames.items()}
     held: Any = test
@@ -76,7 +76,7 @@ def encode(
         {key: (apply_recipe(recipe, x), y) for key, (x, y) in train.items()},
         (apply_recipe(recipe, x_test), y_test),
         classes.names,
-        (*_notes(texts, together.isna().sum(), scaling), *note_thin_data(train, (x_test, y_test), classes.names)),
+        (*_notes(texts, missing, scaling), *note_thin_data(train, (x_test, y_test), classes.names)),
         {"label": label, "classes": list(classes.names), "features": recipe},
     )
 
@@ -111,7 +111,7 @@ def _parse(cells: "Series") -> "tuple[Series, Series]":
 
 
 def _strip(cells: "Series") -> "Series":
-    """Texts without the blanks around them, NaN where nothing is left or is said to be there."""
+    """Texts without the blanks around them, NaN where that leaves a word for a missing cell, or nothing."""
     stripped = cells.astype(str).str.strip()
     return stripped.mask(cells.isna() | stripped.str.lower().isin(MISSING))
 
