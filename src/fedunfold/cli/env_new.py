@@ -153,7 +153,7 @@ def _training(answers: Answers, found: "ImportSummary", given: Mapping[str, Any]
 def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
     """The environment, after its data."""
     from fedunfold.config.template import to_commented_toml
-    from fedunfold.data.importers.export import write_npz, write_recipe
+    from fedunfold.data.importers.imported import write_npz, write_recipe
     from fedunfold.io.atomic import write_atomically
 
     text = to_commented_toml(env)

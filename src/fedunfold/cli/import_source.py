@@ -13,7 +13,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.data.config import NpzSource, divide
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.importers import image_folders, image_transform
-from fedunfold.data.importers.csv import TableFolder, csv_files, guess_label
+from fedunfold.data.importers.csv import csv_files, guess_label, scan_tables
 from fedunfold.data.importers.huggingface import HubData
 from fedunfold.data.importers.imported import ImportedData, client_key
 from fedunfold.data.importers.partition_spec import PartitionSpec
@@ -111,13 +111,13 @@ class ImportSource:
 
     def _tables(self) -> ImportedData:
         given = self._given_test()
-        folder = TableFolder.scan(Path(self.place), Path(given) if isinstance(given, str) else None)
-        if isinstance(given, float) and folder.test is not None:
-            raise InputError(f"--test: {folder.test.name} is the test set; leave out the fraction, or move the file.")
-        columns = next(iter(folder.clients.values())).columns
+        clients, held = scan_tables(Path(self.place), Path(given) if isinstance(given, str) else None)
+        if isinstance(given, float) and held is not None:
+            raise InputError(f"--test: {held.name} is the test set; leave out the fraction, or move the file.")
+        columns = next(iter(clients.values())).columns
         label = self._label(guess_label(columns), columns)
-        test = folder.test if folder.test is not None else self._fraction(given)
-        made = encode(folder.clients, test, label, seed=self.seed, **self._of_columns())
+        test = held if held is not None else self._fraction(given)
+        made = encode(clients, test, label, seed=self.seed, **self._of_columns())
         return replace(made, notes=(_on_label(label, made), *made.notes))
 
     def _images(self) -> ImportedData:

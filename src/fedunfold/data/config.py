@@ -56,9 +56,6 @@ class NpzSource(Settings):
     def load(self, folder: Path) -> sources.Dataset:
         return sources.load_npz(resolve(self.path, folder))
 
-    def load_clients(self, folder: Path) -> tuple[dict[str, sources.Pair], sources.Pair]:
-        return sources.load_npz_clients(resolve(self.path, folder))
-
 
 class FeaturesSource(Settings):
     """Frozen-backbone features of images, split by class into training and test rows.
@@ -155,7 +152,7 @@ def divide(
         return source.data
     if isinstance(partition, GivenPartition):
         assert isinstance(source, NpzSource)
-        pairs, test = source.load_clients(folder)
+        pairs, test = sources.load_npz_clients(resolve(source.path, folder))
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
             raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
