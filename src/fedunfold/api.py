@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,10 @@ def learn_weights(
     federation = SimulatedFederation(env, data, model=model, device=device_of(device), dtype=dtype)
     check_learnable(algorithm)
     check_learning(learning)
+    method = Method(LearnedWeights.name, algorithm, None, learning)
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(callback, _described("learn", federation, dtype) | settings) as callbacks:
-        learned = learn(
-            federation,
-            env.rounds,
-            algorithm=algorithm,
-            learning=learning,
-            digest=_digest(federation, model),
-            checkpoint=checkpoint,
-            on_iteration=partial(_report_step, callbacks, LearnedWeights.name, learning.iterations),
-        )
+        learned = _learn(federation, method, _digest(federation, model), callbacks, checkpoint)
         callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
     return learned
 
@@ -229,7 +222,7 @@ def compare(
     if not is_count(trials):
         raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
     given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
-    chosen = [as_method(entry) for entry in given]
+    chosen = [replace(method, learning=learning or method.learning) for method in map(as_method, given)]
     if not chosen:
         raise InputError("a comparison needs at least one method, such as fedavg.")
     names = [entry.name for entry in chosen]
@@ -248,7 +241,7 @@ def compare(
         "methods": names,
         "trials": trials,
         "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
-        "learning": {entry.name: asdict(learning or entry.learning) for entry in chosen if entry.rule is None},
+        "learning": {entry.name: asdict(entry.learning) for entry in chosen if entry.rule is None},
     }
     results = []
     with callback_scope(callback, _described("compare", federation, dtype) | settings) as callbacks:
@@ -256,16 +249,7 @@ def compare(
             saved = partial(_checkpoint, checkpoints, position)
             ready, learned = entry, entry.rule if isinstance(entry.rule, LearnedWeights) else None
             if entry.rule is None:
-                how = learning or entry.learning
-                learned = learn(
-                    federation,
-                    env.rounds,
-                    algorithm=entry.algorithm,
-                    learning=how,
-                    digest=digest,
-                    checkpoint=saved("learning"),
-                    on_iteration=partial(_report_step, callbacks, entry.name, how.iterations),
-                )
+                learned = _learn(federation, entry, digest, callbacks, saved("learning"))
                 ready = learned_method(learned, entry.name)  # with the step sizes learned beside the weights
             runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved)
             results.append(MethodResult(entry.name, runs, learned))
@@ -274,8 +258,19 @@ def compare(
     return comparison
 
 
-def _report_step(callbacks: Callback, method: str, iterations: int, so_far: LearnedWeights) -> bool | None:
-    return callbacks.on_outer_step(method, so_far, iterations)
+def _learn(
+    federation: SimulatedFederation, method: Method, digest: str, callbacks: Callback, checkpoint: Path | None
+) -> LearnedWeights:
+    """Weights for a method, learned in its way."""
+    return learn(
+        federation,
+        federation.environment.rounds,
+        algorithm=method.algorithm,
+        learning=method.learning,
+        digest=digest,
+        checkpoint=checkpoint,
+        on_iteration=lambda so_far: callbacks.on_outer_step(method.name, so_far, method.learning.iterations),
+    )
 
 
 def _run_trials(
@@ -340,10 +335,7 @@ def _described(command: str, federation: SimulatedFederation, dtype: torch.dtype
         "command": command,
         "environment": env.name,
         "clients": list(federation.data.keys),
-        "rounds": env.rounds,
-        "batch_size": env.batch_size,
-        "lr": env.lr,
-        "seed": env.seed,
+        **env.model_dump(include={"rounds", "batch_size", "lr", "seed"}),
         "device": str(federation.device),
         "dtype": str(dtype).removeprefix("torch."),
         "version": VERSION,

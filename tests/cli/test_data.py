@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedunfold.data.vision import extraction, load_features
-from fedunfold.data.vision.partial import Batch, PartialResults
+from fedunfold.data.vision.images import Batch
+from fedunfold.data.vision.partial import PartialResults
 from tests.cli.conftest import Command
 from tests.support.vision import SKIPPED, image_folder, tiny_vit
 

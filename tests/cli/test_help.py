@@ -85,3 +85,12 @@ def test_learning_has_an_option_for_every_setting() -> None:
 
 def test_precisions_are_torch_types() -> None:
     assert [getattr(torch, name) for name in choices(opt.Precision)] == [torch.float32, torch.float64]
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    for path in COMMANDS:
+        command: Any = typer.main.get_command(app)
+        for name in path:
+            command = command.commands[name]
+        silent = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
+        assert not silent, f"{' '.join(path)}: {silent}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedunfold import api
-from fedunfold.cli.console import ProgressTracker
+from fedunfold.cli.trackers import ProgressTracker
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
-from fedunfold.data.importers.csv import CsvTable, Table, TableFolder, guess_label
-from fedunfold.data.importers.export import write_npz
-from fedunfold.data.importers.imported import ImportedData, client_keys
+from fedunfold.data.importers.csv import CsvTable, Table, guess_label, scan_tables
+from fedunfold.data.importers.imported import ImportedData, client_keys, write_npz
 from fedunfold.data.importers.tabular import encode
 
 pytest.importorskip("pandas", reason="the extra 'tables' is not installed")
@@ -118,8 +117,8 @@ def folder(tmp_path: Path, **files: str) -> Path:
 
 
 def made(tmp_path: Path, label: str = "y", test: float = 0.5, **options: Any) -> ImportedData:
-    found = TableFolder.scan(tmp_path)
-    return encode(found.clients, found.test or test, label, **options)
+    clients, held = scan_tables(tmp_path)
+    return encode(clients, held or test, label, **options)
 
 
 def test_worked_by_hand(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def load(scratch: Path) -> None:
 
     import fedunfold as fu
     import fedunfold.cli.app
-    import fedunfold.cli.console
+    import fedunfold.cli.trackers
     import fedunfold.runs.folder
     import fedunfold.studies.results
     from fedunfold.io import checkpoint

@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedunfold.cli import Stopped
+from fedunfold.cli.commands import CommandGroup
 from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
 from fedunfold.cli.env import app as environments
@@ -29,25 +30,23 @@ class Commands(TyperGroup):
             raise Stopped from None
 
 
-app = typer.Typer(
+app = CommandGroup(
+    "Learn how much each client should count in each round of federated learning.",
     cls=Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Learn how much each client should count in each round of federated learning.",
 )
-app.command(epilog="Example: fedunfold demo")(demo)
-app.command(epilog="Example: fedunfold learn digits-label-skew --out runs/digits --adjoint exact")(learn)
-app.command(epilog="Example: fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
-app.command(epilog="Example: fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
-app.command(epilog="Example: fedunfold report runs/demo")(report)
+app.example("fedunfold demo")(demo)
+app.example("fedunfold learn digits-label-skew --out runs/digits --adjoint exact")(learn)
+app.example("fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
+app.example("fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
+app.example("fedunfold report runs/demo")(report)
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
-app.command(epilog="Example: fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
-app.command(epilog="Example: fedunfold repeat runs/demo")(repeat)
-app.command(epilog="Example: fedunfold theory runs/demo")(theory)
+app.example("fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
+app.example("fedunfold repeat runs/demo")(repeat)
+app.example("fedunfold theory runs/demo")(theory)
 
 
 def _version(wanted: bool) -> None:

@@ -3,84 +3,67 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file
 from fedunfold.core.errors import FedunfoldError
 
 if TYPE_CHECKING:
-    from fedunfold.cli.console import ProgressTracker
+    from fedunfold.cli.trackers import ProgressTracker
     from fedunfold.config import Environment
-    from fedunfold.runs.folder import RunFolder
     from fedunfold.training.methods import Method
 
 DEMO = Path("runs/demo")  # the demo's own folder, which it replaces
 
 
-@opt.with_groups
 def demo(options: opt.RunOptions) -> None:
     """Learn weights on the embedded digits, compare them with FedAvg, and show table and figures in runs/demo."""
-    environment = environment_of("digits-label-skew", options)
-    out = options.out or DEMO
-    folder = folder_for(options, environment, out, overwrite=out == DEMO)
-    _compare(environment, ["fedavg", "dr-fedavg", "duw-fedavg"], folder, options, show_weights=True)
+    _compare("digits-label-skew", ["fedavg", "dr-fedavg", "duw-fedavg"], options, own=DEMO)
 
 
-@opt.with_groups
 def compare(
     env: opt.Env,
-    methods: Annotated[
-        str,
-        typer.Option("--methods", help="Names, and files of learned weights, separated by commas."),
-    ] = "fedavg,duw-fedavg",
+    methods: str = "fedavg,duw-fedavg",
     trials: opt.Trials = 5,
-    aggregator: opt.Aggregator = None,
+    aggregator: opt.Part = None,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
     learning: opt.LearningOptions,
 ) -> None:
-    """Compare methods over several trials; those with learned weights (duw-…) learn them first."""
-    environment = environment_of(env, options)
+    """Compare methods over several trials; those with learned weights (duw-…) learn them first.
+
+    Args:
+        methods: Names, and files of learned weights, separated by commas.
+        aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
+    """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    folder = folder_for(options, environment)
-    _compare(environment, names, folder, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
+    _compare(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
 
 
 def _compare(
-    environment: "Environment",
+    env: str,
     names: Sequence[str],
-    folder: "RunFolder",
     options: opt.RunOptions,
     trials: int = 5,
     parts: dict[str, str | None] | None = None,
     learning: opt.LearningOptions | None = None,
-    show_weights: bool = False,
+    own: Path | None = None,
 ) -> None:
-    import torch
-
+    """Compare the methods, show what came out, and save it; a command that has its own folder also shows weights."""
     from fedunfold import api
-    from fedunfold.cli import console, trackers
+    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
     from fedunfold.runs.artifacts import of_comparison
 
+    environment = environment_of(env, options)
     ending: Stopped | FedunfoldError | None = None
-    with folder:
+    with folder_for(options, environment, own) as folder:
         with followed(options, environment, folder) as (progress, tracker):
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
-                comparison = api.compare(
-                    environment,
-                    chosen,
-                    trials=trials,
-                    device=options.device,
-                    dtype=getattr(torch, options.dtype),
-                    checkpoints=folder.checkpoints,
-                    callback=tracker,
-                )
+                saved, on = folder.checkpoints, precision_of(options)
+                comparison = api.compare(environment, chosen, trials=trials, checkpoints=saved, callback=tracker, **on)
             except KeyboardInterrupt:
                 comparison, ending = progress.so_far(environment.name), _stopped(progress, folder.path)
                 if not progress.runs and not progress.learned:
@@ -96,15 +79,15 @@ def _compare(
             console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
             console.out.print(console.comparison_table(comparison))
-            for result in comparison.methods if show_weights else ():
+            for result in comparison.methods if own else ():
                 if result.learned is not None:
                     console.out.print(console.weights_table(result.learned))
             for result in comparison.methods:
                 console.note(result.warnings, result.name)
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
-        folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
-        trackers.report_files(tracker, folder)
+        written = folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+        tracker.on_artifacts(written)
         if options.output == "text":
             console.say(f"records and figures are in {folder.path}")
         if ending is not None:
@@ -125,6 +108,7 @@ def _chosen(
     name: str, environment: "Environment", parts: dict[str, str | None], learning: opt.LearningOptions | None
 ) -> "Method":
     """A method by its name or by the file of its weights, with the parts and the learning given."""
+    from fedunfold.cli.context import method_from_file
     from fedunfold.training.methods import changed, method
 
     named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)

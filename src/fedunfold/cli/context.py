@@ -3,50 +3,49 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import typer
 
-if TYPE_CHECKING:
-    from fedunfold.cli.console import ProgressTracker
-    from fedunfold.cli.options import RunOptions
-    from fedunfold.config import Environment
-    from fedunfold.runs.folder import RunFolder
-    from fedunfold.runs.resume import RunSpec
-    from fedunfold.tracking import CallbackList
-    from fedunfold.training.methods import Method
+from fedunfold.cli.options import RunOptions
+from fedunfold.cli.trackers import ProgressTracker, trackers
+from fedunfold.config import Environment, environment
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.folder import RunFolder
+from fedunfold.runs.resume import RunSpec
+from fedunfold.tracking import CallbackList
+from fedunfold.training.methods import Method, learned_method
 
 NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
 """Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
 
 
-def environment_of(name: str, options: "RunOptions") -> "Environment":
+def environment_of(name: str, options: RunOptions) -> Environment:
     """The environment of that name, with the seed and the rounds of the command line."""
-    from fedunfold.config import environment
-
     given = {"seed": options.seed, "rounds": options.rounds}
     changes = {field: value for field, value in given.items() if value is not None}
     found = environment(name)
     return found.replace(**changes) if changes else found
 
 
-def folder_for(
-    options: "RunOptions", environment: "Environment", out: Path | None = None, *, overwrite: bool = False
-) -> "RunFolder":
-    """Where a run is saved: the folder given, or one of runs/ with the same run unfinished, or a new one there."""
-    from fedunfold.runs.folder import RunFolder
+def folder_for(options: RunOptions, environment: Environment, own: Path | None = None) -> RunFolder:
+    """Where a run is saved: the folder given, or one of runs/ with the same run unfinished, or a new one there.
 
-    spec = run_spec(options.context, environment)
-    name, out, overwrite = f"{spec.command}-{environment.name}", out or options.out, overwrite or options.overwrite
+    Args:
+        options: Those of the command.
+        environment: What is run on.
+        own: The command's own folder, which it replaces.
+    """
+    spec, out = run_spec(options.context, environment), options.out or own
+    name, overwrite = f"{spec.command}-{environment.name}", options.overwrite or (own is not None and out == own)
     if out is None and not overwrite:
         return RunFolder.unused(name, spec, resume=options.resume)
     return RunFolder(out or RunFolder.named(name), spec, overwrite=overwrite, resume=options.resume)
 
 
-def run_spec(context: typer.Context, environment: "Environment | None" = None) -> "RunSpec":
+def run_spec(context: typer.Context, environment: Environment | None = None) -> RunSpec:
     """What the command line specifies, read off the options as they were parsed."""
-    from fedunfold.runs.resume import RunSpec
-
     arguments: dict[str, Any] = {}
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -75,27 +74,25 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def followed(
-    options: "RunOptions", environment: "Environment", folder: "RunFolder | None"
-) -> Iterator[tuple["ProgressTracker", "CallbackList"]]:
+    options: RunOptions, environment: Environment, folder: RunFolder | None
+) -> Iterator[tuple[ProgressTracker, CallbackList]]:
     """The run's threads for the work that is worth them, a terminal that shows progress, and all trackers."""
-    import torch
-
-    from fedunfold.cli import console, trackers
-
     before = torch.get_num_threads()
     torch.set_num_threads((folder.threads if folder else options.threads) or before)
     try:
-        with console.ProgressTracker() as progress:
-            yield progress, trackers.trackers(progress, environment, folder, options.track)
+        with ProgressTracker() as progress:
+            yield progress, trackers(progress, environment, folder, options.track)
     finally:
         torch.set_num_threads(before)
 
 
-def method_from_file(path: Path, environment: "Environment", mapped: bool) -> "Method":
-    """Learned weights as a method, checked against the environment before anything runs."""
-    from fedunfold.rules.learned import LearnedWeights
-    from fedunfold.training.methods import learned_method
+def precision_of(options: RunOptions) -> dict[str, Any]:
+    """Where and in which precision models are computed, as the library's functions take it."""
+    return {"device": options.device, "dtype": getattr(torch, options.dtype)}
 
+
+def method_from_file(path: Path, environment: Environment, mapped: bool) -> Method:
+    """Learned weights as a method, checked against the environment before anything runs."""
     data = environment.load()
     learned = LearnedWeights.load(path)
     fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), allow_mapping=mapped)

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
+from fedunfold.cli.commands import CommandGroup
 
 MODEL = "google/vit-base-patch16-224-in21k"  # the paper's, and extraction's default, which is slow to import
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make data files.")
+app = CommandGroup("Make data files.")
 
 
 @app.callback()
@@ -19,24 +20,14 @@ def _group() -> None:
     """Make data files."""
 
 
-@app.command(epilog="Example: fedunfold data features Images --out dogs.npz --device cuda")
+@app.example("fedunfold data features Images --out dogs.npz --device cuda")
 def features(
-    images: Annotated[
-        Path, typer.Argument(metavar="IMAGE_FOLDER", help="A folder with one subfolder of images a class.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="What to write: .npz or .safetensors.")],
-    model: Annotated[
-        str,
-        typer.Option("--model", help="A vision transformer on the Hugging Face hub, or its local folder."),
-    ] = MODEL,
-    dtype: Annotated[
-        Literal["float16", "float32"],
-        typer.Option("--dtype", help="How features are stored; they are computed in float32."),
-    ] = "float16",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images computed at once.")] = 32,
-    again: Annotated[
-        bool, typer.Option("--again", help="Make FILE anew, and discard another run's partial results.")
-    ] = False,
+    images: Annotated[Path, typer.Argument(metavar="IMAGE_FOLDER")],
+    out: Annotated[Path, typer.Option(metavar="FILE")],
+    model: str = MODEL,
+    dtype: Literal["float16", "float32"] = "float16",
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    again: bool = False,
     output: opt.Format = "text",
     device: opt.Device = "cpu",
 ) -> None:
@@ -44,20 +35,20 @@ def features(
 
     Stopped half-way, the same command resumes where it left off; a finished FILE is left as it is. Files that
     cannot be read as images are named on standard error and counted.
+
+    Args:
+        images: A folder with one subfolder of images a class.
+        out: What to write: .npz or .safetensors.
+        model: A vision transformer on the Hugging Face hub, or its local folder.
+        dtype: How features are stored; they are computed in float32.
+        batch_size: Images computed at once.
+        again: Make FILE anew, and discard another run's partial results.
     """
-    from fedunfold.cli import console
     from fedunfold.core.params import device_of
     from fedunfold.data.vision.extraction import extract
 
-    done_of = (0, 0)
     with console.progress() as bars:
         task = bars.add_task("images", total=None, note="")
-
-        def show(done: int, total: int) -> None:
-            nonlocal done_of
-            done_of = (done, total)
-            bars.update(task, completed=done, total=total)
-
         try:
             made = extract(
                 images,
@@ -67,11 +58,11 @@ def features(
                 batch_size=batch_size,
                 device=device_of(device),
                 again=again,
-                on_progress=show,
+                on_progress=lambda done, total: bars.update(task, completed=done, total=total),
             )
         except KeyboardInterrupt:
-            done, total = done_of
-            raise Stopped(f"stopped after {done} of {total} files; the same command resumes from there.") from None
+            so_far = f"{bars.tasks[task].completed} of {bars.tasks[task].total or 0} files"
+            raise Stopped(f"stopped after {so_far}; the same command resumes from there.") from None
     skipped, found = made.about.skipped, made.features
     for name, reason in skipped:
         sys.stderr.write(f"skipped {name}: {reason}\n")

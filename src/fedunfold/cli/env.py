@@ -5,20 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedunfold.cli import console
 from fedunfold.cli import options as opt
+from fedunfold.cli.commands import CommandGroup
 from fedunfold.cli.env_new import new
 
 if TYPE_CHECKING:
     from fedunfold.config import Environment
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, check and make environments.")
-app.command(epilog="Example: fedunfold env new sites/ --label outcome --out mine.toml")(new)
+app = CommandGroup("List, show, check and make environments.")
+app.example("fedunfold env new sites/ --label outcome --out mine.toml")(new)
 
 
-@app.command("list", epilog="Example: fedunfold env list")
+@app.example("fedunfold env list")
 def list_(output: opt.Format = "text") -> None:
     """The environments that come with fedunfold."""
-    from fedunfold.cli import console
     from fedunfold.config import bundled, environment
 
     found = [environment(name) for name in bundled()]
@@ -29,10 +30,9 @@ def list_(output: opt.Format = "text") -> None:
     console.out.print(console.table("", ("environment", "what it is"), rows, words=(0, 1)))
 
 
-@app.command(epilog="Example: fedunfold env show digits-flaky > mine.toml")
+@app.example("fedunfold env show digits-flaky > mine.toml")
 def show(env: opt.Env, output: opt.Format = "text") -> None:
     """The environment as TOML: a start for one of your own."""
-    from fedunfold.cli import console
     from fedunfold.config import environment
 
     found = environment(env)
@@ -42,12 +42,11 @@ def show(env: opt.Env, output: opt.Format = "text") -> None:
         typer.echo(found.to_toml(), nl=False)
 
 
-@app.command(epilog="Example: fedunfold env check mine.toml")
+@app.example("fedunfold env check mine.toml")
 def check(env: opt.Env, output: opt.Format = "text") -> None:
     """Load an environment's data, show who holds what and how unlike clients are; an error says what to fix."""
     from dataclasses import asdict
 
-    from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.config.heterogeneity import Heterogeneity
     from fedunfold.config.recommendation import recommend

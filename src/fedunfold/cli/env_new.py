@@ -1,12 +1,13 @@
 """`fedunfold env new`: an environment file from own data."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedunfold.cli import console
 from fedunfold.cli import options as opt
 from fedunfold.cli.prompts import Answers, by_client, widths
 from fedunfold.core.errors import InputError
@@ -16,58 +17,62 @@ if TYPE_CHECKING:
     from fedunfold.config import Environment
 
 
-def _option(name: str, help: str, **more: Any) -> Any:
-    return typer.Option(f"--{name}", help=help, **more)
+Column = typer.Option(metavar="COLUMN")
+Positive = Annotated[int | None, typer.Option(min=1)]
 
 
 def new(
-    source: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SOURCE]", help="An .npz, a folder of CSVs (one a client), or images: client/class/…"),
-    ] = None,
-    dataset: Annotated[str | None, _option("dataset", "Instead: a Hugging Face data set, or its local files.")] = None,
-    out: Annotated[Path | None, _option("out", "The environment to write; data go beside it.", metavar="FILE")] = None,
-    name: Annotated[str | None, _option("name", "What the environment is called.")] = None,
-    label: Annotated[str | None, _option("label", "The column to predict.", metavar="COLUMN")] = None,
-    test: Annotated[
-        str | None,
-        _option(
-            "test", "Part of each client's rows to test on, or the file, folder or split.", metavar="FRACTION|FILE"
-        ),
-    ] = None,
-    drop: Annotated[list[str] | None, _option("drop", "A column to leave out.", metavar="COLUMN")] = None,
-    scaling: Annotated[
-        Literal["standard", "none"] | None, _option("scaling", "Whether numbers are standardised; standard.")
-    ] = None,
-    size: Annotated[int | None, _option("size", "Pixels a side that images are made; 28.", min=1, max=512)] = None,
-    colour: Annotated[Literal["grey", "rgb"] | None, _option("colour", "Which pixels are taken; grey.")] = None,
-    model: Annotated[
-        str | None, _option("model", "Features of this vision transformer in place of pixels (extra vision).")
-    ] = None,
-    partitioner: Annotated[
-        str | None,
-        _option("partitioner", "How undivided data are partitioned: iid, dirichlet:alpha=0.3, …", metavar="PART"),
-    ] = None,
-    clients: Annotated[int | None, _option("clients", "Among how many clients.", min=1)] = None,
-    rounds: Annotated[int | None, _option("rounds", "Rounds of training.", min=1)] = None,
-    batch_size: Annotated[int | None, _option("batch-size", "Samples in a local step.", min=1)] = None,
-    lr: Annotated[float | None, _option("lr", "Local learning rate.")] = None,
-    epochs: Annotated[
-        list[str] | None, _option("epochs", "Local epochs of all, or of one client.", metavar="[CLIENT=]N")
-    ] = None,
-    hidden: Annotated[str | None, _option("hidden", "Widths of hidden layers: 32 or 64,32 or none.")] = None,
-    participation_probability: Annotated[
-        list[str] | None,
-        _option("participation-probability", "How likely clients take part in a round.", metavar="[CLIENT=]P"),
-    ] = None,
-    seed: Annotated[int, _option("seed", "Draws the test rows, the partition and the training.", min=0)] = 0,
-    overwrite: Annotated[bool, _option("overwrite", "Replace existing files.")] = False,
-    yes: Annotated[bool, _option("yes", "Ask nothing; take the defaults.")] = False,
+    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]")] = None,
+    dataset: str | None = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    name: str | None = None,
+    label: Annotated[str | None, Column] = None,
+    test: Annotated[str | None, typer.Option(metavar="FRACTION|FILE")] = None,
+    drop: Annotated[list[str] | None, Column] = None,
+    scaling: Literal["standard", "none"] | None = None,
+    size: Annotated[int | None, typer.Option(min=1, max=512)] = None,
+    colour: Literal["grey", "rgb"] | None = None,
+    model: str | None = None,
+    partitioner: opt.Part = None,
+    clients: Positive = None,
+    rounds: Positive = None,
+    batch_size: Positive = None,
+    lr: float | None = None,
+    epochs: Annotated[list[str] | None, typer.Option(metavar="[CLIENT=]N")] = None,
+    hidden: str | None = None,
+    participation_probability: Annotated[list[str] | None, typer.Option(metavar="[CLIENT=]P")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    overwrite: bool = False,
+    yes: bool = False,
     output: opt.Format = "text",
 ) -> None:
     """Write an environment for your own data, and the data as one .npz where they are not.
 
     What is not given is requested on a terminal, with a default; elsewhere the default is taken.
+
+    Args:
+        source: An .npz, a folder of CSVs (one a client), or images: client/class/…
+        dataset: Instead: a Hugging Face data set, or its local files.
+        out: The environment to write; data go beside it.
+        name: What the environment is called.
+        label: The column to predict.
+        test: Part of each client's rows to test on, or the file, folder or split.
+        drop: A column to leave out.
+        scaling: Whether numbers are standardised; standard.
+        size: Pixels a side that images are made; 28.
+        colour: Which pixels are taken; grey.
+        model: Features of this vision transformer in place of pixels (extra vision).
+        partitioner: How undivided data are partitioned: iid, dirichlet:alpha=0.3, …
+        clients: Among how many clients.
+        rounds: Rounds of training.
+        batch_size: Samples in a local step.
+        lr: Local learning rate.
+        epochs: Local epochs of all, or of one client.
+        hidden: Widths of hidden layers: 32 or 64,32 or none.
+        participation_probability: How likely clients take part in a round.
+        seed: Draws the test rows, the partition and the training.
+        overwrite: Replace existing files.
+        yes: Ask nothing; take the defaults.
     """
     from fedunfold.cli.import_source import WORDS, ImportSource
     from fedunfold.config import Client, Environment, ModelSpec
@@ -85,37 +90,29 @@ def new(
         "--participation-probability", participation_probability or (), float
     )
     for option, single in (("--epochs", own_epochs), ("--participation-probability", own_probability)):
-        for client in sorted(single.keys() - set(found.clients)):
-            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.clients)}.")
-    chosen = _training(
-        answers,
-        found,
-        rounds=rounds,
-        batch_size=batch_size,
-        lr=lr,
-        epochs=epochs_of_all,
-        hidden=hidden and widths(hidden),
-    )
+        for client in sorted(single.keys() - set(found.data.keys)):
+            raise InputError(f"{option}: there is no client {client}, only {', '.join(found.data.keys)}.")
+    training: dict[str, Any] = {"rounds": rounds, "batch_size": batch_size, "lr": lr, "epochs": epochs_of_all}
+    training = _training(answers, found, {**training, "hidden": hidden and widths(hidden)})
+    epochs_of_all, layers = training.pop("epochs"), training.pop("hidden")
     probability = 1.0 if probability_of_all is None else probability_of_all
     env = Environment(
         name=name,
         description=f"Made from {WORDS[own.kind]}.",
-        rounds=chosen["rounds"],
-        batch_size=chosen["batch_size"],
-        lr=chosen["lr"],
         seed=seed,
         class_names=found.classes if found.imported is not None else None,
-        model=ModelSpec(hidden=chosen["hidden"]),
-        data=NpzSource(path=found.data),
+        model=ModelSpec(hidden=layers),
+        data=NpzSource(path=found.path),
         partition=found.partition,
         clients=tuple(
             Client(
                 key=key,
-                epochs=own_epochs.get(key, chosen["epochs"]),
+                epochs=own_epochs.get(key, epochs_of_all),
                 participation_probability=own_probability.get(key, probability),
             )
-            for key in found.clients
+            for key in found.data.keys
         ),
+        **training,
     )
     files = _write(out, env, found)
     _tell(out, found, files, output)
@@ -135,11 +132,11 @@ def _recipe(out: Path) -> Path:
     return out.with_suffix(".columns.json")
 
 
-def _training(answers: Answers, found: "ImportSummary", **given: Any) -> dict[str, Any]:
+def _training(answers: Answers, found: "ImportSummary", given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given or answered, or else what suits the data."""
     from fedunfold.config.template import suggest_training
 
-    suggested = suggest_training(found.sizes, found.features)
+    suggested = suggest_training(found.data.sizes, found.data.x[0].numel())
     questions = (
         ("rounds", "--rounds", "rounds of training", int),
         ("batch_size", "--batch-size", "samples in a local step", int),
@@ -156,7 +153,7 @@ def _training(answers: Answers, found: "ImportSummary", **given: Any) -> dict[st
 def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
     """The environment, after its data."""
     from fedunfold.config.template import to_commented_toml
-    from fedunfold.data.importers.export import write_npz, write_recipe
+    from fedunfold.data.importers.imported import write_npz, write_recipe
     from fedunfold.io.atomic import write_atomically
 
     text = to_commented_toml(env)
@@ -179,16 +176,16 @@ def _write(out: Path, env: "Environment", found: "ImportSummary") -> list[Path]:
 
 
 def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.Format) -> None:
-    from fedunfold.cli import console
-
+    data = found.data
+    test_samples, features = len(data.y_test), data.x[0].numel()
     commands = [shlex.join(["fedunfold", *words, str(out)]) for words in (("env", "check"), ("learn",))]
     if output == "json":
         console.print_json(
             {
                 "files": [str(path) for path in files],
-                "clients": dict(zip(found.clients, found.sizes, strict=True)),
-                "test_samples": found.test_samples,
-                "features": found.features,
+                "clients": dict(zip(data.keys, data.sizes, strict=True)),
+                "test_samples": test_samples,
+                "features": features,
                 "classes": found.classes,
                 "notes": list(found.notes),
                 "next": commands,
@@ -198,8 +195,8 @@ def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.
     for note in found.notes:
         console.say(note)
     console.say(
-        f"wrote {', '.join(map(str, files))}: {len(found.clients)} clients, {sum(found.sizes)} training and "
-        f"{found.test_samples} test samples, {found.features} features, {len(found.classes)} classes."
+        f"wrote {', '.join(map(str, files))}: {len(data.keys)} clients, {sum(data.sizes)} training and "
+        f"{test_samples} test samples, {features} features, {len(found.classes)} classes."
     )
     console.say("next:")
     for command in commands:

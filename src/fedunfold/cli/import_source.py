@@ -1,19 +1,24 @@
 """The source that `fedunfold env new` was given: which kind it is, and what is in it."""
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from fedunfold.cli import console
 from fedunfold.cli.prompts import Answers
 from fedunfold.core.errors import InputError
-
-if TYPE_CHECKING:
-    from fedunfold.data.importers.image_transform import ImageTransform
-    from fedunfold.data.importers.imported import ImportedData
-    from fedunfold.data.importers.partition_spec import PartitionSpec
-    from fedunfold.data.partitions import Partition
+from fedunfold.data.config import NpzSource, divide
+from fedunfold.data.federated import FederatedData
+from fedunfold.data.importers import image_folders, image_transform
+from fedunfold.data.importers.csv import csv_files, guess_label, scan_tables
+from fedunfold.data.importers.huggingface import HubData
+from fedunfold.data.importers.imported import ImportedData, client_key
+from fedunfold.data.importers.partition_spec import PartitionSpec
+from fedunfold.data.importers.tabular import encode
+from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition, Partition
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
@@ -36,14 +41,11 @@ TEST_FRACTION = 0.2
 class ImportSummary:
     """What an environment needs to know about the data: arrays to write, or an .npz that stays where it is."""
 
-    imported: "ImportedData | None"
-    data: str
-    partition: "Partition"
-    clients: tuple[str, ...]
-    sizes: tuple[int, ...]
-    test_samples: int
-    features: int
+    data: FederatedData
+    path: str
+    partition: Partition
     classes: tuple[str, ...]
+    imported: ImportedData | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -74,38 +76,21 @@ class ImportSource:
 
     @staticmethod
     def file_name(name: str) -> str:
-        from fedunfold.data.importers.imported import client_key
-
         return client_key(name) or "mine"
 
     def find(self, out: Path) -> ImportSummary:
         """Read everything, for an environment file `out`."""
         if self.kind == "npz":
             return self._npz(out)
-        from fedunfold.data.federated import FederatedData
-        from fedunfold.data.partitions import GivenPartition
-
         imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
         data = FederatedData.from_clients(imported.clients, imported.test, len(imported.classes))  # the last checks
-        return ImportSummary(
-            imported,
-            out.with_suffix(".npz").name,
-            GivenPartition(),
-            data.keys,
-            data.sizes,
-            len(data.y_test),
-            data.x[0].numel(),
-            imported.classes,
-            imported.notes,
-        )
+        path = out.with_suffix(".npz").name
+        return ImportSummary(data, path, GivenPartition(), imported.classes, imported, imported.notes)
 
     def _npz(self, out: Path) -> ImportSummary:
-        from fedunfold.data.config import NpzSource, divide
-        from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition
-
         path = Path(self.place)
         keys = _npz_clients(path)
-        partition: GivenPartition | IidPartition | DirichletPartition = GivenPartition()
+        partition: Partition = GivenPartition()
         if keys is None:
             spec, count = self._partition_spec()
             keys = tuple(f"client-{k}" for k in range(count))
@@ -121,35 +106,21 @@ class ImportSource:
             option = next(iter(self.given))
             raise InputError(f"--{option}: {path} has arrays for each client, so it is divided; leave it out.")
         data = divide(NpzSource(path=str(path.resolve())), partition, keys, Path())
-        return ImportSummary(
-            None,
-            os.path.relpath(path, out.parent),
-            partition,
-            data.keys,
-            data.sizes,
-            len(data.y_test),
-            data.x[0].numel(),
-            tuple(str(c) for c in range(data.classes)),
-        )
+        classes = tuple(str(c) for c in range(data.classes))
+        return ImportSummary(data, os.path.relpath(path, out.parent), partition, classes)
 
-    def _tables(self) -> "ImportedData":
-        from fedunfold.data.importers.csv import TableFolder, guess_label
-        from fedunfold.data.importers.tabular import encode
-
+    def _tables(self) -> ImportedData:
         given = self._given_test()
-        folder = TableFolder.scan(Path(self.place), Path(given) if isinstance(given, str) else None)
-        if isinstance(given, float) and folder.test is not None:
-            raise InputError(f"--test: {folder.test.name} is the test set; leave out the fraction, or move the file.")
-        columns = next(iter(folder.clients.values())).columns
+        clients, held = scan_tables(Path(self.place), Path(given) if isinstance(given, str) else None)
+        if isinstance(given, float) and held is not None:
+            raise InputError(f"--test: {held.name} is the test set; leave out the fraction, or move the file.")
+        columns = next(iter(clients.values())).columns
         label = self._label(guess_label(columns), columns)
-        test = folder.test if folder.test is not None else self._fraction(given)
-        made = encode(folder.clients, test, label, seed=self.seed, **self._of_columns())
+        test = held if held is not None else self._fraction(given)
+        made = encode(clients, test, label, seed=self.seed, **self._of_columns())
         return replace(made, notes=(_on_label(label, made), *made.notes))
 
-    def _images(self) -> "ImportedData":
-        from fedunfold.cli import console
-        from fedunfold.data.importers import image_folders
-
+    def _images(self) -> ImportedData:
         root, given = Path(self.place), self._given_test()
         own = next((path for path in image_folders.subfolders(root) if path.name.lower() == image_folders.TEST), None)
         if isinstance(given, float) and own is not None:
@@ -164,9 +135,7 @@ class ImportSource:
             made = image_folders.import_images(root, self._image_transform(), test, seed=self.seed, on_progress=show)
         return replace(made, notes=(_on_label("class folders", made), *made.notes))
 
-    def _dataset(self) -> "ImportedData":
-        from fedunfold.data.importers.huggingface import HubData
-
+    def _dataset(self) -> ImportedData:
         spec, count = self._partition_spec()
         given = self._given_test()
         data = HubData.load(self.place, given if isinstance(given, str) else None)
@@ -209,9 +178,7 @@ class ImportSource:
         given: str | None = self.given.get("label")
         return self.answers.about("--label", question, given, guess, str)
 
-    def _partition_spec(self) -> "tuple[PartitionSpec, int]":
-        from fedunfold.data.importers.partition_spec import PartitionSpec
-
+    def _partition_spec(self) -> tuple[PartitionSpec, int]:
         given = self.given.get("partitioner")
         question = "how rows are partitioned over clients, such as iid or dirichlet:alpha=0.3"
         parse = PartitionSpec.parse
@@ -222,9 +189,7 @@ class ImportSource:
             return chosen, 0
         return chosen, self.answers.about("--clients", "how many clients", self.given.get("clients"), None, int)
 
-    def _image_transform(self) -> "ImageTransform":
-        from fedunfold.data.importers import image_transform
-
+    def _image_transform(self) -> image_transform.ImageTransform:
         if "model" not in self.given:
             return image_transform.pixels(self.given.get("size", 28), self.given.get("colour", "grey"))
         for option in ("size", "colour"):
@@ -234,9 +199,6 @@ class ImportSource:
 
 
 def _kind(source: Path | None, dataset: str | None) -> Kind:
-    from fedunfold.data.importers.csv import csv_files
-    from fedunfold.data.importers.image_folders import subfolders
-
     if (source is None) == (dataset is None):
         raise InputError(
             "give a SOURCE (an .npz, a folder of CSV files or of image folders) or --dataset, one of them."
@@ -254,15 +216,13 @@ def _kind(source: Path | None, dataset: str | None) -> Kind:
         raise InputError(f"{source} is a single file of another kind; give {hint}.")
     if csv_files(source):
         return "tables"
-    if subfolders(source):
+    if image_folders.subfolders(source):
         return "images"
     raise InputError(f"{source} has neither CSV files nor folders of images (client/class/…); check the path.")
 
 
 def _npz_clients(path: Path) -> tuple[str, ...] | None:
     """The clients that an .npz has arrays for, or None where it has x_train and is still to be divided."""
-    import zipfile
-
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -273,6 +233,6 @@ def _npz_clients(path: Path) -> tuple[str, ...] | None:
     return tuple(sorted(name[2:] for name in names if name.startswith("x_") and name != "x_test"))
 
 
-def _on_label(label: str, made: "ImportedData") -> str:
+def _on_label(label: str, made: ImportedData) -> str:
     names = ", ".join(made.classes[:8]) + (", …" if len(made.classes) > 8 else "")
     return f"{len(made.classes)} classes from {label}: {names}."

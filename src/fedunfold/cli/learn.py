@@ -4,37 +4,35 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import environment_of, folder_for, followed
 
 if TYPE_CHECKING:
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
 
 
-@opt.with_groups
 def learn(
     env: opt.Env,
-    method: Annotated[
-        str, typer.Option("--method", help="What the weights are for: duw-fedavg, duw-fednova, fedunfold, …")
-    ] = "duw-fedavg",
+    method: str = "duw-fedavg",
     absent_loss: opt.AbsentLoss = "evaluate",
-    fraction: opt.Fraction = 1.0,
+    fraction: float = 1.0,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
     learning: opt.LearningOptions,
 ) -> None:
-    """Learn aggregation weights for an environment, and save them."""
-    import torch
+    """Learn aggregation weights for an environment, and save them.
 
+    Args:
+        method: What the weights are for: duw-fedavg, duw-fednova, fedunfold, …
+        absent_loss: Whether absent clients' losses count while weights are learned.
+        fraction: Part of its data that each client learns weights with.
+    """
     from fedunfold.api import learn_weights
-    from fedunfold.cli import console, trackers
+    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
     from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
 
@@ -51,10 +49,9 @@ def learn(
                     algorithm=algorithm,
                     learning=how,
                     fraction=fraction,
-                    device=options.device,
-                    dtype=getattr(torch, options.dtype),
                     checkpoint=folder.checkpoints / "learning.safetensors",
                     callback=tracker,
+                    **precision_of(options),
                 )
             except KeyboardInterrupt:
                 if not progress.learned:
@@ -62,8 +59,8 @@ def learn(
                 (learned,), interrupted = progress.learned.values(), True
         algorithm = methods.learned_method(learned).algorithm  # with the step sizes, where they were learned
         files = of_learning(learned)
-        folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
-        trackers.report_files(tracker, folder)
+        written = folder.write(environment, files, algorithm=algorithm, learning=how, fraction=fraction)
+        tracker.on_artifacts(written)
         _show(learned, environment, algorithm.step_sizes, folder.path, options.output)
         if interrupted:
             done = f"{len(learned.losses)} of {how.iterations} outer iterations"
@@ -79,8 +76,6 @@ def learn(
 def _show(
     learned: "LearnedWeights", environment: "Environment", step_sizes: Sequence[float], folder: Path, output: opt.Format
 ) -> None:
-    from fedunfold.cli import console
-
     file, done = folder / "weights.safetensors", len(learned.losses)
     if output == "json":
         console.print_json(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedunfold.cli import console
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
@@ -15,17 +16,17 @@ DIFFERENT = 1
 
 
 def repeat(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that learn, run, compare or reproduce left.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the run again; a new one of runs/.")
-    ] = None,
-    output: opt.Format = "text",
+    run: Annotated[Path, typer.Argument(metavar="RUN")], out: opt.Folder = None, output: opt.Format = "text"
 ) -> None:
-    """Run a finished run again into a new folder, and say whether the same bytes came out (exit code 0) or not (1)."""
+    """Run a finished run again into a new folder, and say whether the same bytes came out (exit code 0) or not (1).
+
+    Args:
+        run: A folder that learn, run, compare or reproduce left.
+        out: Folder for the run again; a new one of runs/.
+    """
     from contextlib import redirect_stdout
     from io import StringIO
 
-    from fedunfold.cli import console
     from fedunfold.cli.app import app
     from fedunfold.runs.reader import has_ended, read_manifest
     from fedunfold.runs.system_info import machine
@@ -54,15 +55,11 @@ def repeat(
 
 def _new_folder(run: Path) -> Path:
     """A name in runs/ that is free, or whose repetition did not end and is resumed."""
-    from fedunfold.runs.folder import RunFolder
+    from fedunfold.runs.folder import RunFolder, numbered
     from fedunfold.runs.reader import has_ended
 
-    name, number = f"repeat-{run.resolve().name}", 1
-    path = RunFolder.named(name)
-    while has_ended(path):
-        number += 1
-        path = RunFolder.named(f"{name}-{number}")
-    return path
+    names = numbered(f"repeat-{run.resolve().name}")
+    return next(path for path in map(RunFolder.named, names) if not has_ended(path))
 
 
 def _command_line(run: Path, settings: "RunManifest") -> list[str]:

@@ -5,23 +5,22 @@ from typing import Annotated
 
 import typer
 
+from fedunfold.cli import console
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders that `fedunfold learn`, `run` or `compare` left behind."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="The HTML file; report.html in the folder where it is one run."),
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     output: opt.Format = "text",
 ) -> None:
-    """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings."""
-    from fedunfold.cli import console
+    """Make one HTML file that opens without a network: findings, accuracy, weights, classes, clients, settings.
+
+    Args:
+        runs: Folders that `fedunfold learn`, `run` or `compare` left behind.
+        out: The HTML file; report.html in the folder where it is one run.
+    """
     from fedunfold.io.atomic import write_atomically
     from fedunfold.report.render import build, require_extra
     from fedunfold.runs.reader import read_runs

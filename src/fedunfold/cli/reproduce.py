@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import run_spec
 from fedunfold.core.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -18,41 +17,34 @@ log = logging.getLogger(__name__)
 
 def reproduce(
     context: typer.Context,
-    study: Annotated[
-        Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
-        typer.Argument(
-            help="The paper's experiments; the variants our recommended setting was chosen among; digits, the "
-            "paper's four kinds of skew on data that is installed with scikit-learn; or attack, digits with bad "
-            "clients."
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for records and results.")] = None,
+    study: Literal["mnist", "rate", "dogs", "variants", "digits", "attack", "all"],
+    out: opt.Folder = None,
     trials: opt.Trials = 10,
-    schedule: Annotated[
-        opt.Schedule,
-        typer.Option("--schedule", help="Outer iterations and step: fast, or as published for the environment."),
-    ] = "fast",
-    assignment: Annotated[
-        Path | None,
-        typer.Option("--assignment", metavar="FILE", help="Classes and shares per client for dogs (JSON)."),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME", help="Just this environment or method; may be repeated."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, help="Processes at work, one thread each; as many as there are cores."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Randomness of training.")] = 0,
+    schedule: opt.Schedule = "fast",
+    assignment: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     device: opt.Device = "cpu",
     output: opt.Format = "text",
     resume: opt.Resume = False,
 ) -> None:
-    """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped."""
+    """Run the paper's experiments and write its figures and tables; resumes where an earlier call stopped.
+
+    Args:
+        context: The command that was typed.
+        study: The paper's experiments; the variants our recommended setting was chosen among; digits, the paper's four
+            kinds of skew on data that is installed with scikit-learn; or attack, digits with bad clients.
+        out: Folder for records and results.
+        schedule: Outer iterations and step: fast, or as published for the environment.
+        assignment: Classes and shares per client for dogs (JSON).
+        only: Just this environment or method; may be repeated.
+        jobs: Processes at work, one thread each; as many as there are cores.
+        seed: Randomness of training.
+    """
     import torch
 
-    from fedunfold.cli import console
+    from fedunfold.cli.context import run_spec
     from fedunfold.core.params import device_of
     from fedunfold.io.atomic import FolderLock, remove_stale_temp_files
     from fedunfold.runs.folder import make_writable, write_settings

@@ -7,36 +7,35 @@ from typing import Annotated
 
 import typer
 
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
-from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file
 from fedunfold.core.errors import InputError
 
 
-@opt.with_groups
 def run(
     env: opt.Env,
-    method: Annotated[
-        str | None, typer.Option("--method", help="A method's name, such as fednova; by default fedavg.")
-    ] = None,
-    rule: opt.Rule = None,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="Learned weights (.safetensors).")
-    ] = None,
-    mapped: Annotated[
-        bool, typer.Option("--map", help="Map weights by client key and round to this federation.")
-    ] = False,
-    aggregator: opt.Aggregator = None,
-    trial: Annotated[int, typer.Option("--trial", min=0, help="Which trial's randomness to draw.")] = 0,
+    method: str | None = None,
+    rule: opt.Part = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    mapped: Annotated[bool, typer.Option("--map")] = False,
+    aggregator: opt.Part = None,
+    trial: Annotated[int, typer.Option(min=0)] = 0,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
 ) -> None:
-    """Train the federation once with a rule, a method or learned weights."""
-    import torch
+    """Train the federation once with a rule, a method or learned weights.
 
+    Args:
+        method: A method's name, such as fednova; by default fedavg.
+        rule: Weights: size, uniform, dr:q=1, fedadp:beta=7, fedfa.
+        weights: Learned weights (.safetensors).
+        mapped: Map weights by client key and round to this federation.
+        aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
+        trial: Which trial's randomness to draw.
+    """
     from fedunfold import api
-    from fedunfold.cli import console, trackers
+    from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file, precision_of
     from fedunfold.runs.artifacts import of_run
     from fedunfold.training import methods
 
@@ -54,15 +53,9 @@ def run(
     with folder or nullcontext():
         with followed(options, environment, folder) as (progress, tracker):
             try:
-                result = api.run(
-                    environment,
-                    chosen,
-                    trial=trial,
-                    device=options.device,
-                    dtype=getattr(torch, options.dtype),
-                    checkpoint=None if folder is None else folder.checkpoints / "run.safetensors",
-                    callback=tracker,
-                )
+                file = None if folder is None else folder.checkpoints / "run.safetensors"
+                on = precision_of(options)
+                result = api.run(environment, chosen, trial=trial, checkpoint=file, callback=tracker, **on)
             except KeyboardInterrupt:
                 if folder is None or not progress.rounds_made:
                     raise
@@ -70,8 +63,8 @@ def run(
                 raise Stopped(f"stopped after {so_far}; the same command resumes from them.") from None
         if folder is not None:
             files = of_run(environment, chosen.name, result)
-            folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
-            trackers.report_files(tracker, folder)
+            written = folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+            tracker.on_artifacts(written)
     if options.output == "json":
         console.print_json(
             {

@@ -1,37 +1,33 @@
 """`fedunfold runs`: the runs in a folder."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from fedunfold.cli import Stopped
+from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
+from fedunfold.cli.commands import CommandGroup
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.table import Table
-    from rich.text import Text
-
     from fedunfold.runs.catalog import RunSummary
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, show, compare and delete runs.")
+app = CommandGroup("List, show, compare and delete runs.")
 
 In = Annotated[Path, typer.Option("--in", metavar="DIR", help="The folder that holds the runs.")]
 Names = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names of runs, as `fedunfold runs list` shows.")]
 RUNS = Path("runs")
 
 
-@app.command("list", epilog="Example: fedunfold runs list")
+@app.example("fedunfold runs list")
 def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
     """All runs in a folder: what they were, what came out, and whether they are whole."""
-    from rich import box
-    from rich.table import Table
-
-    from fedunfold.cli import console
     from fedunfold.runs.catalog import runs_in
 
     found = runs_in(folder)
@@ -54,14 +50,13 @@ def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
     _say_problems(found)
 
 
-@app.command(epilog="Example: fedunfold runs show demo")
-def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, as `fedunfold runs list` shows.")],
-    folder: In = RUNS,
-    output: opt.Format = "text",
-) -> None:
-    """Settings and results of one run."""
-    from fedunfold.cli import console
+@app.example("fedunfold runs show demo")
+def show(run: Annotated[str, typer.Argument(metavar="RUN")], folder: In = RUNS, output: opt.Format = "text") -> None:
+    """Settings and results of one run.
+
+    Args:
+        run: Its name, as `fedunfold runs list` shows.
+    """
     from fedunfold.runs.catalog import MEASURES, find_run
     from fedunfold.tracking.scalars import flattened
 
@@ -81,10 +76,9 @@ def show(
     _say_problems([found])
 
 
-@app.command(epilog="Example: fedunfold runs compare demo compare-digits-flaky")
+@app.example("fedunfold runs compare demo compare-digits-flaky")
 def compare(runs: Names, folder: In = RUNS, output: opt.Format = "text") -> None:
     """Settings that differ, and results, in columns."""
-    from fedunfold.cli import console
     from fedunfold.runs.catalog import differing
 
     found = _found(runs, folder)
@@ -100,15 +94,13 @@ def compare(runs: Names, folder: In = RUNS, output: opt.Format = "text") -> None
     _say_problems(found)
 
 
-@app.command(epilog="Example: fedunfold runs rm compare-digits-flaky-2")
-def rm(
-    runs: Names,
-    folder: In = RUNS,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    output: opt.Format = "text",
-) -> None:
-    """Delete runs: the files that they recorded, and nothing else."""
-    from fedunfold.cli import console
+@app.example("fedunfold runs rm compare-digits-flaky-2")
+def rm(runs: Names, folder: In = RUNS, yes: bool = False, output: opt.Format = "text") -> None:
+    """Delete runs: the files that they recorded, and nothing else.
+
+    Args:
+        yes: Do not ask.
+    """
     from fedunfold.runs.catalog import delete_run, locked
 
     found = _found(runs, folder)
@@ -145,16 +137,12 @@ def _ask(runs: "list[RunSummary]") -> None:
 
 
 def _say_problems(runs: "list[RunSummary]") -> None:
-    from fedunfold.cli import console
-
     for run in runs:
         if run.problem:
             console.say(f"{_cell(run.name)}: {run.state}, {_cell(run.problem)}.")
 
 
-def _table(columns: "Sequence[str]", rows: "Mapping[str, Sequence[Any]]") -> "Table":
-    from rich.table import Table
-
+def _table(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> Table:
     table = Table()
     for name in columns:
         table.add_column(_cell(name), overflow="fold")
@@ -163,10 +151,8 @@ def _table(columns: "Sequence[str]", rows: "Mapping[str, Sequence[Any]]") -> "Ta
     return table
 
 
-def _cell(value: Any) -> "Text":
+def _cell(value: Any) -> Text:
     """As it stands in the file: no markup, and nothing that a terminal would obey."""
-    from rich.text import Text
-
     shown = (sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
     return Text("".join(shown))
 

@@ -5,60 +5,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
+from fedunfold.cli import console
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedunfold.config import Environment
     from fedunfold.rules.learned import LearnedWeights
     from fedunfold.studies.theory.quantities import Theory
 
-Run = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="A folder that `fedunfold learn` or `compare` left behind."),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option("--weights", metavar="NAME", help="Which of a comparison's weights, such as duw-fedavg."),
-]
-EnvOption = Annotated[
-    str | None,
-    typer.Option("--env", metavar="ENV", help="The run's environment, where its data have moved."),
-]
-Recast = Annotated[
-    bool,
-    typer.Option("--recast", help="Describe unscaled local steps by the weights the theorem is about."),
-]
-Smoothness = Annotated[float | None, typer.Option("--L", help="Smoothness of the clients' losses, > 0.")]
-Sigma = Annotated[float | None, typer.Option("--sigma", help="Standard deviation of a minibatch gradient.")]
-Moment = Annotated[float | None, typer.Option("--G", help="Root mean square of a minibatch gradient.")]
-Kappa = Annotated[float | None, typer.Option("--kappa", help="Dissimilarity κ of the clients.")]
-Beta = Annotated[float | None, typer.Option("--beta", help="Dissimilarity β of the clients, >= 1.")]
-Gap = Annotated[float | None, typer.Option("--gap", help="f(w0) − f_inf: the loss there is to lose.")]
-
 
 def theory(
-    run: Run,
-    weights: Weights = None,
-    env: EnvOption = None,
-    recast: Recast = False,
-    L: Smoothness = None,
-    sigma: Sigma = None,
-    G: Moment = None,
-    kappa: Kappa = None,
-    beta: Beta = None,
-    gap: Gap = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    weights: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    env: Annotated[str | None, typer.Option(metavar="ENV")] = None,
+    recast: bool = False,
+    L: float | None = None,
+    sigma: float | None = None,
+    G: float | None = None,
+    kappa: float | None = None,
+    beta: float | None = None,
+    gap: float | None = None,
     output: opt.Format = "text",
 ) -> None:
     """How much a run's learned weights vary, and the convergence bound for them.
 
     The constants of the assumptions have no defaults: a term or condition that needs one is left out until
     it is given.
+
+    Args:
+        run: A folder that `fedunfold learn` or `compare` left behind.
+        weights: Which of a comparison's weights, such as duw-fedavg.
+        env: The run's environment, where its data have moved.
+        recast: Describe unscaled local steps by the weights the theorem is about.
+        L: Smoothness of the clients' losses, > 0.
+        sigma: Standard deviation of a minibatch gradient.
+        G: Root mean square of a minibatch gradient.
+        kappa: Dissimilarity κ of the clients.
+        beta: Dissimilarity β of the clients, >= 1.
+        gap: f(w0) − f_inf: the loss there is to lose.
     """
-    from fedunfold.cli import console
     from fedunfold.config import environment
     from fedunfold.rules.learned import LearnedWeights
     from fedunfold.studies.theory.analysis import analyse_learned
@@ -150,9 +138,7 @@ def _notes(result: "Theory", learned: "LearnedWeights", env: "Environment") -> I
         yield f"what is left open (–) needs constants that were not given: {options}."
 
 
-def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Table":
-    from fedunfold.cli import console
-
+def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> Table:
     shown = sorted(sorted(range(len(keys)), key=lambda k: -result.variances[k])[:most])
     hidden = len(keys) - len(shown)
     title = "variance of the weights over the rounds" + (f" ({hidden} steadier clients not shown)" if hidden else "")
@@ -165,9 +151,7 @@ def _variances(result: "Theory", keys: tuple[str, ...], most: int = 12) -> "Tabl
     return console.table(title, ("client", "mean weight θ_k", "variance V_k"), rows)
 
 
-def _quantities(result: "Theory") -> "Table":
-    from fedunfold.cli import console
-
+def _quantities(result: "Theory") -> Table:
     low, high = min(result.effective_steps), max(result.effective_steps)
     span = _number(low) if low == high else f"{_number(low)} … {_number(high)}"
     rows = (
@@ -187,9 +171,7 @@ def _quantities(result: "Theory") -> "Table":
     )
 
 
-def _conditions(result: "Theory") -> "Table":
-    from fedunfold.cli import console
-
+def _conditions(result: "Theory") -> Table:
     words = {True: "yes", False: "no", None: "–"}
     rows = (
         (found.statement, _number(found.left), _number(found.right), words[found.holds]) for found in result.conditions
@@ -197,9 +179,7 @@ def _conditions(result: "Theory") -> "Table":
     return console.table("conditions of the derivation", ("condition", "left", "right", "holds"), rows)
 
 
-def _terms(result: "Theory") -> "Table":
-    from fedunfold.cli import console
-
+def _terms(result: "Theory") -> Table:
     formulas = {
         "start": "4 (f(w0) − f_inf)/(T τ_eff η)",
         "noise": "4 η L σ² Ã/K",

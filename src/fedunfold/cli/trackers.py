@@ -1,46 +1,92 @@
-"""`--track`: who follows a run beside the terminal."""
+"""Who follows a run: the terminal, and what `--track` names beside it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from rich.progress import TaskID
+
+from fedunfold.cli import console
+from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-
-if TYPE_CHECKING:
-    from fedunfold.cli.console import ProgressTracker
-    from fedunfold.config import Environment
-    from fedunfold.runs.folder import RunFolder
-    from fedunfold.tracking import Callback, CallbackList
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.registry import unknown
+from fedunfold.core.run_result import RunResult
+from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.folder import RunFolder, numbered
+from fedunfold.tracking import Callback, CallbackList
+from fedunfold.tracking.jsonl import PROGRESS, JsonLines
+from fedunfold.tracking.mlflow import MLflow
+from fedunfold.tracking.tensorboard import TensorBoard
+from fedunfold.training.comparison import Comparison, MethodResult
 
 RUNS = Path("runs")
 
 
-def trackers(
-    progress: "ProgressTracker", environment: "Environment", folder: "RunFolder | None", wanted: Sequence[str] | None
-) -> "CallbackList":
-    """The terminal, the live file where the run has a folder, and the trackers requested, under the folder's name."""
-    from fedunfold.cli import console
-    from fedunfold.tracking import CallbackList
-    from fedunfold.tracking.jsonl import PROGRESS, JsonLines
+class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
+    """Shows where a run stands, and keeps what is done so far for an interruption."""
 
+    def __init__(self) -> None:
+        self._bars = console.progress()
+        self._tasks: dict[str, TaskID] = {}
+        self._rounds = 0
+        self.rounds_made = 0  # of the last trial, those before an interruption included
+        self.learned: dict[str, LearnedWeights] = {}
+        self.runs: dict[str, list[RunResult]] = {}
+
+    def __enter__(self) -> "ProgressTracker":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def on_start(self, settings: Mapping[str, Any]) -> None:
+        self._rounds = settings["rounds"] * settings.get("trials", 1)
+
+    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
+        self.learned[method] = so_far
+        task = self._task(f"{method}: learning weights", iterations)
+        self._bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
+
+    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
+        task = self._task(f"{method}: rounds", self._rounds)
+        self.rounds_made = round_index + 1
+        self._bars.update(task, advance=1, note=f"{100 * evaluation.accuracy:.1f} %")
+
+    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
+        self.runs.setdefault(method, []).append(result)
+        # Rounds before an interruption are not reported again.
+        task = self._task(f"{method}: rounds", self._rounds)
+        self._bars.update(task, completed=(trial + 1) * self._rounds // trials)
+
+    def so_far(self, environment: str, at_least: int = 1) -> Comparison:
+        """The methods with at least so many finished trials."""
+        results = tuple(
+            MethodResult(name, tuple(runs), self.learned.get(name))
+            for name, runs in self.runs.items()
+            if len(runs) >= at_least
+        )
+        return Comparison(environment, max((len(result.trials) for result in results), default=0), results)
+
+    def _task(self, what: str, total: int) -> TaskID:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total, note="")
+        return self._tasks[what]
+
+
+def trackers(
+    progress: ProgressTracker, environment: Environment, folder: RunFolder | None, wanted: Sequence[str] | None
+) -> CallbackList:
+    """The terminal, the live file where the run has a folder, and the trackers requested, under the folder's name."""
     name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
     live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
     return CallbackList(progress, *live, *(_tracker(where, name) for where in wanted or ()), log=console.warn)
 
 
-def report_files(tracker: "Callback", folder: "RunFolder") -> None:
-    """Name the files in the folder, once they are written."""
-    from fedunfold.runs.reader import list_files
-
-    tracker.on_artifacts(list_files(folder.path))
-
-
-def _tracker(wanted: str, name: str) -> "Callback":
-    from fedunfold.core.registry import unknown
-    from fedunfold.tracking.mlflow import MLflow
-    from fedunfold.tracking.tensorboard import TensorBoard
-
+def _tracker(wanted: str, name: str) -> Callback:
     kind, _, where = wanted.partition(":")
     if kind == "tensorboard":
         return TensorBoard(_free(Path(where) if where else RUNS / "tensorboard", name))
@@ -53,8 +99,4 @@ def _tracker(wanted: str, name: str) -> "Callback":
 
 def _free(logs: Path, name: str) -> Path:
     """A folder of its own for every run: TensorBoard would draw two in one as a single zigzag."""
-    path, number = logs / name, 1
-    while path.exists():
-        number += 1
-        path = logs / f"{name}-{number}"
-    return path
+    return next(path for path in (logs / number for number in numbered(name)) if not path.exists())

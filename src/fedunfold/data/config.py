@@ -60,9 +60,6 @@ class NpzSource(Settings):
     def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         return sources.load_npz(resolve(self.path, folder), task)
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[dict[str, sources.Pair], sources.Pair]:
-        return sources.load_npz_clients(resolve(self.path, folder), task)
-
 
 class FeaturesSource(Settings):
     """Frozen-backbone features of images, split by class into training and test rows.
@@ -165,7 +162,7 @@ def divide(
         return source.data
     if isinstance(partition, GivenPartition):
         assert isinstance(source, NpzSource)
-        pairs, test = source.load_clients(folder, task)
+        pairs, test = sources.load_npz_clients(resolve(source.path, folder), task)
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the file" if key in pairs else "the environment"
             raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")

@@ -21,9 +21,8 @@ from fedunfold.io.limits import UNPACKED_BYTES
 
 UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, LookupError, MemoryError, zipfile.BadZipFile, zlib.error)
 NUMBERS, NUMBERS_AND_TEXT = "uif", "uifU"
-RATIO = (
-    10  # of bytes unpacked to bytes packed in a large file; numbers have less, and what has more can be stored unpacked
-)
+RATIO = 10
+"""Of bytes unpacked to bytes packed in a large file; numbers have less, and what has more can be stored unpacked."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; others pack so tightly that the ratio shows nothing
 
 

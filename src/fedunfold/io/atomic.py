@@ -74,11 +74,8 @@ def _to_disk(path: Path) -> None:
 def remove_stale_temp_files(folder: Path, *inner: str) -> None:
     """Delete what killed processes left half-written in a folder, and at any depth in the `inner` ones; only for who
     holds the folder's lock."""
-    found = [
-        *folder.glob(f".*{_LEFT_OVER}*"),
-        *(f for name in inner for f in (folder / name).rglob(f".*{_LEFT_OVER}*")),
-    ]
-    for file in found:
+    pattern = f".*{_LEFT_OVER}*"
+    for file in [*folder.glob(pattern), *(file for name in inner for file in (folder / name).rglob(pattern))]:
         if _TEMPORARY.search(file.name) and file.is_file():
             file.unlink(missing_ok=True)
 

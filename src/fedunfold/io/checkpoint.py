@@ -212,14 +212,13 @@ def first_difference(before: object, now: object, name: str = "") -> str | None:
     'learning.lr was 0.1 and is 0.3'
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = [*before, *(key for key in now if key not in before)]
-        found = (first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key)) for key in keys)
-        return next((difference for difference in found if difference is not None), None)
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = enumerate(zip(before, now, strict=True))
-        found = (first_difference(one, other, f"{name}[{i}]") for i, (one, other) in pairs)
-        return next((difference for difference in found if difference is not None), None)
-    return None if before == now else f"{name} was {_short(before)} and is {_short(now)}"
+        prefix = f"{name}." if name else ""
+        parts = [(before.get(key), now.get(key), f"{prefix}{key}") for key in before | now]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        parts = [(before[i], now[i], f"{name}[{i}]") for i in range(len(now))]
+    else:
+        return None if before == now else f"{name} was {_short(before)} and is {_short(now)}"
+    return next(filter(None, (first_difference(*part) for part in parts)), None)
 
 
 def _short(value: object) -> str:

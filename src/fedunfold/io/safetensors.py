@@ -1,7 +1,5 @@
 """Reading .safetensors files: nothing in them is executed, and no oversized header is parsed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,16 +23,15 @@ UNREADABLE = (
 that the other lacks, JSON can be anything."""
 
 
-@contextmanager
-def open_tensors(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
-    """safetensors' own reader, which checks shapes and offsets against the file before it makes a tensor.
+def read_tensors(path: Path, framework: Literal["pt", "numpy"]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a file; shapes and offsets are checked against it before a tensor is made.
 
     Args:
         path: The file.
-        framework: Whose tensors it returns: "pt" or "numpy".
+        framework: Whose tensors they become: "pt" or "numpy".
 
-    Yields:
-        The reader.
+    Returns:
+        The tensors and the metadata.
 
     Raises:
         InputError: Where the file is cut short, or its header too large.
@@ -46,4 +43,4 @@ def open_tensors(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]
         raise InputError(f"{path} is cut short or no .safetensors file; make it again.")
     HEADER_BYTES.check(header, f"{path}: ")
     with safe_open(path, framework=framework) as opened:
-        yield opened
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118

@@ -1,15 +1,15 @@
 """Cards: a chart with its title, and a choice where there are several of the same kind."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedunfold.report import charts
 from fedunfold.report.animation import Frames, of_learning, of_use
 from fedunfold.report.grouping import Group
 from fedunfold.report.tables import Table, numbers_table
 from fedunfold.report.text import shortened
-from fedunfold.runs.schema import Floats, RunRecord
+from fedunfold.runs.schema import RunRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
         "accuracy": (_accuracy(group, name) for name, group in named),
         "weights": (card for group in groups for card in _weights(group, several)),
         "loss": (_outer_loss(run, run.label if several else "") for run in runs),
-        "classes": (_classes(group, name) for name, group in named),
-        "clients": (_served(group, name) for name, group in named),
+        "classes": (_pairs(group, name, "class") for name, group in named),
+        "clients": (_pairs(group, name, "client") for name, group in named),
     }
     return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
 
@@ -134,29 +134,16 @@ def _outer_loss(run: RunRecord, of: str) -> Card | None:
     return Card(of, "The outer loss at every iteration.", (Drawing("", charts.outer_loss(run)),))
 
 
-def _classes(group: Group, of: str) -> Card | None:
-    values = {method.label: method.class_accuracy.mean(0) for method in group.methods}
-    about = "Test accuracy of the final models in each class, mean of the trials."
-    return _pairs(group, of, about, "class", group.classes, values, on_axis=shortened(group.classes))
-
-
-def _served(group: Group, of: str) -> Card | None:
-    values = {method.label: method.client_accuracy.mean(0) for method in group.methods}
-    about = "Accuracy of the final models on each client's own training data, mean of the trials."
-    return _pairs(group, of, about, "client", group.clients, values, on_axis=group.clients)
-
-
-def _pairs(
-    group: Group,
-    of: str,
-    about: str,
-    what: str,
-    names: Sequence[str],
-    values: Mapping[str, Floats],
-    *,
-    on_axis: Sequence[str],
-) -> Card | None:
-    """Every method beside the baseline; alone where there is none."""
+def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | None:
+    """Every method beside the baseline, by class or by client; alone where there is none."""
+    if what == "class":
+        names, on_axis = group.classes, shortened(group.classes)
+        about = "Test accuracy of the final models in each class, mean of the trials."
+        values = {method.label: method.class_accuracy.mean(0) for method in group.methods}
+    else:
+        names = on_axis = group.clients
+        about = "Accuracy of the final models on each client's own training data, mean of the trials."
+        values = {method.label: method.client_accuracy.mean(0) for method in group.methods}
     base = group.baseline.label if group.baseline is not None else ""
     drawings = tuple(
         Drawing(

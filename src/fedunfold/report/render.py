@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module, resources
+from importlib import resources
 from typing import Any
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.extras import import_extra
 from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
@@ -40,10 +40,8 @@ def require_extra() -> tuple[Any, Any]:
     Raises:
         InputError: One of them is not installed.
     """
-    try:
-        return import_module("jinja2"), import_module("plotly.offline")
-    except ImportError as error:
-        raise InputError("the report needs plotly and jinja2: pip install 'fedunfold[report]'.") from error
+    otherwise = "the report needs plotly and jinja2: pip install 'fedunfold[report]'."
+    return import_extra("jinja2", otherwise), import_extra("plotly.offline", otherwise)
 
 
 def build(runs: Sequence[RunRecord]) -> Page:

@@ -81,30 +81,20 @@ def client_table(group: Group) -> Table:
         for name, weights in run.learned.items()
     }
     learned = dict(list(learned.items())[:MOST_LEARNED])
-    header = (
-        "client",
-        "labels",
-        "samples",
-        "by size",
-        *("learned" if len(learned) == 1 else f"learned ({name})" for name in learned),
-        "pace",
-        "reachable",
-    )
-    rows = tuple(
-        (
-            label,
-            _held(client, group.classes),
-            f"{client.samples:,}",
-            f"{share:.3f}",
-            *(f"{weights[k]:.3f}" for weights in learned.values()),
-            epochs_of(client.epochs),
-            f"{100 * client.participation_probability:.0f} %",
-        )
-        for k, (label, client, share) in enumerate(
-            zip(group.clients, federation.clients, federation.shares, strict=True)
-        )
-    )
-    return Table(header, rows[:MOST_ROWS], words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
+    clients = federation.clients
+    columns = {
+        "client": group.clients,
+        "labels": [_held(client, group.classes) for client in clients],
+        "samples": [f"{client.samples:,}" for client in clients],
+        "by size": [f"{share:.3f}" for share in federation.shares],
+    }
+    for name, weights in learned.items():
+        head = "learned" if len(learned) == 1 else f"learned ({name})"
+        columns[head] = [f"{weight:.3f}" for weight in weights]
+    columns["pace"] = [epochs_of(client.epochs) for client in clients]
+    columns["reachable"] = [f"{100 * client.participation_probability:.0f} %" for client in clients]
+    rows = tuple(zip(*columns.values(), strict=True))
+    return Table(tuple(columns), rows[:MOST_ROWS], words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
 
 
 def _held(client: ClientRecord, classes: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from fedunfold.core.text_table import TextTable
 from fedunfold.io.atomic import is_plain_file, write_atomically
 from fedunfold.io.checkpoint import NO_CHECKSUM, DamagedError, embed_checksum, verify_checksum
 from fedunfold.io.limits import LimitError
-from fedunfold.io.safetensors import UNREADABLE, open_tensors
+from fedunfold.io.safetensors import UNREADABLE, read_tensors
 from fedunfold.rules.rule import State, simplex_violation
 from fedunfold.version import VERSION
 
@@ -171,9 +171,7 @@ class LearnedWeights:
         if not is_plain_file(path):
             raise InputError(f"there is no weights file {path}; learn weights and save them there.")
         try:
-            with open_tensors(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            tensors, metadata = read_tensors(path, "pt")
             header = Header(**json.loads(metadata["fedunfold"]))
             if header.checksum and not verify_checksum(path.read_bytes()):
                 raise ValueError("its checksum does not hold")

@@ -1,9 +1,10 @@
 """The one writer of a run folder: settings, records, weights and figures, each whole or not at all."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         Raises:
             InputError: There is no such run, and `resume` was set.
         """
-        path, number = cls.named(name), 1
-        while path.exists():
+        for path in map(cls.named, numbered(name)):
+            if not path.exists():
+                break
             if ResumeDir(path).is_of(spec):
                 with suppress(InUseError):
                     return cls(path, spec, resume=resume)
-            number += 1
-            path = cls.named(f"{name}-{number}")
         if resume:
             raise InputError(f"no folder {cls.named(name)} holds this run unfinished; begin it without `resume`.")
         return cls(path, spec)
@@ -115,13 +115,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if self._lock is not None:
             self._lock.release()
 
-    def write(self, environment: Environment, files: Files, **settings: Any) -> None:
+    def write(self, environment: Environment, files: Files, **settings: Any) -> list[Path]:
         """Write the run in place of the one before: its files, its federation and environment, settings.json last.
 
         Args:
             environment: What it was run on; environment.toml is written unless its data are in memory.
             files: What the work left, from `artifacts`.
             settings: What else settings.json says.
+
+        Returns:
+            All files that are the run's now.
         """
         files = {**files, FEDERATION: text_writer(FederationRecord.of(environment).model_dump_json(indent=2) + "\n")}
         if environment.data.source != "memory":
@@ -140,6 +143,18 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             if file.name not in files and file.name != SETTINGS:
                 file.unlink()
         write_settings(self.path, self.spec, self.threads, files, content)
+        return list_files(self.path)
+
+
+def numbered(name: str) -> Iterator[str]:
+    """A name, and the same with a number for where it is taken.
+
+    >>> names = numbered("demo")
+    >>> next(names), next(names), next(names)
+    ('demo', 'demo-2', 'demo-3')
+    """
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
 
 
 def write_settings(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -253,7 +254,7 @@ def _join_trials(
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
             weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
             client_accuracy=np.array(served, dtype=np.float64),
-            rejected=tuple(_count_rejected(trials)),
+            rejected=_count_rejected(trials),
         )
         expected = (len(trials), clients), (len(trials), classes), (method.accuracy.shape[1], clients)
         if (method.client_accuracy.shape, method.class_accuracy.shape, method.weights.shape) != expected:
@@ -264,15 +265,11 @@ def _join_trials(
     return method
 
 
-def _count_rejected(trials: Sequence[Sequence[schema.RoundRecord]]) -> Iterator[schema.RejectedClient]:
+def _count_rejected(trials: Sequence[Sequence[schema.RoundRecord]]) -> tuple[schema.RejectedClient, ...]:
     """Whose updates were rejected, the most often rejected first."""
-    reasons: dict[str, list[str]] = {}
-    for rounds in trials:
-        for line in rounds:
-            for client, reason in line.rejected.items():
-                reasons.setdefault(client, []).append(reason)
-    for client, own in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        yield schema.RejectedClient(plain(client), len(own), plain(own[-1]))
+    rejected = [pair for rounds in trials for line in rounds for pair in line.rejected.items()]
+    last, counts = dict(rejected), Counter(client for client, _ in rejected).most_common()
+    return tuple(schema.RejectedClient(plain(client), times, plain(last[client])) for client, times in counts)
 
 
 def _read_weights(folder: Path, files: Sequence[str], names: Mapping[str, str]) -> dict[str, LearnedWeights]:

@@ -10,19 +10,10 @@ from fedunfold.plotting import COLOURS, MARKERS
 from fedunfold.studies.cases import StudyCase
 from fedunfold.studies.records import CaseRecords
 from fedunfold.studies.rows import StudyRow
-from fedunfold.studies.tables import markdown, spread
+from fedunfold.studies.tables import markdown, spread, template
 
 KINDS = {"flip": "clients with flipped labels", "noise": "clients that send noise"}
 LEARNED = ("duw-fedavg", "duw-fedavg-screened")
-
-HEAD = (
-    "## Bad clients\n\n"
-    "Ten sites share the digits, and 0, 1 or 2 of them are bad. Flipping clients train on labels that are mixed up, "
-    "all in the same way (y becomes 9 − y), and follow the rules otherwise; noisy ones send a random direction, 10 "
-    "times as long as their update. All methods but the learned ones weigh by size. Updates that the screening rejects "
-    "are dropped in that round, whatever weight their clients have. Weights are learned on the clients' own losses: "
-    "the bad clients' wrong labels are among what they are learned for, and nothing tells the learning who is bad.\n"
-)
 
 
 def section(studied: Sequence[CaseRecords], figure: str) -> str:
@@ -32,7 +23,11 @@ def section(studied: Sequence[CaseRecords], figure: str) -> str:
         studied: Its cases.
         figure: The file of its figure.
     """
-    parts = [HEAD, f"![Accuracy against bad clients, and the weight learned for them]({figure})\n", _table(studied)]
+    parts = [
+        template("bad-clients"),
+        f"![Accuracy against bad clients, and the weight learned for them]({figure})\n",
+        _table(studied),
+    ]
     seen = [*map(_describe_weights, studied), *map(_describe_order, studied)]
     lines = [line for line in (*seen, *(line for one in studied for line in _describe_rejected(one))) if line]
     if lines:

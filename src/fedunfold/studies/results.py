@@ -117,32 +117,11 @@ class Results:
         return ["results.md", "results.json", *(str(file.relative_to(folder)) for file in learned)]
 
     def _head(self, command: str) -> str:
-        setting = self.setting
+        about = {"command": command, "device": self.setting.device, "schedule": self.setting.schedule}
         if list(self.studies) == ["attack"]:
-            return (
-                f"# Attacks\n\n`{command}`, on {setting.device}; accuracies are those after the last round, mean ± "
-                f"standard deviation over the trials. Weights are learned by the {setting.schedule} schedule. Machine "
-                "and duration are in made.json, all records in results.json.\n"
-            )
-        text = (
-            "# The paper's experiments, reproduced\n\n"
-            f"`{command}`, on {setting.device}; accuracies are mean ± standard deviation over the trials. The "
-            f"paper's methods learn by the {setting.schedule} schedule, `fedunfold` by its own. Machine and duration "
-            "are in made.json, all records in results.json.\n\n"
-            "Published figures: A. Nakai-Kasai and T. Wadayama, deep unfolding-based weighted averaging; their "
-            "dogs figures are for ViT-B/16 features, ours for the features named in the environment, so compare "
-            "methods, not columns. Rounds, client steps and megabytes are those of one run and of the learning of "
-            "its weights, where the line learns any; weights are learned once and used in all trials, each with its "
-            "own initial model, minibatches and absences.\n"
-        )
-        if "variants" in self.studies:
-            text += (
-                "\nVariants are trained on four fifths of every client's training data and tested on the rest, as "
-                "the mean over the classes; the test set is not touched. Rounds and falls are those of the "
-                "accuracy over all samples, as the mean of the trials: the largest fall is how far, in points, it "
-                "lies below its best so far at any round.\n"
-            )
-        return text
+            return tables.template("attacks").format_map(about)
+        text = tables.template("paper").format_map(about)
+        return f"{text}\n{tables.template('variants')}" if "variants" in self.studies else text
 
 
 def _write_study(folder: Path, study: Study, seen: Sequence[CaseRecords]) -> list[str]:

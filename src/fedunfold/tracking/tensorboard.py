@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.extras import import_extra
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.scalars import Scalar, ScalarCallback, flattened
@@ -26,12 +26,9 @@ class TensorBoard(ScalarCallback):
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError as error:
-            raise InputError("tracking with TensorBoard needs it: pip install 'fedunfold[tracking]'.") from error
+        otherwise = "tracking with TensorBoard needs it: pip install 'fedunfold[tracking]'."
         self.folder = folder
-        self._open = SummaryWriter
+        self._open = import_extra("torch.utils.tensorboard.writer", otherwise).SummaryWriter
         self._learned: dict[str, LearnedWeights] = {}
 
     def on_start(self, settings: Mapping[str, Any]) -> None:
@@ -73,8 +70,7 @@ class TensorBoard(ScalarCallback):
 
     def _summary(self, summary: Any) -> None:
         """What SummaryWriter has no method for, or none that leaves the values as they are."""
-        events: Any = self._writer.file_writer
-        events.add_summary(summary)
+        self._writer.file_writer.add_summary(summary)
 
     def log_scalars(self, scalars: Sequence[Scalar]) -> None:
         for name, value, step in scalars:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedunfold as fu
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, report_metrics_mod
-from fedunfold.engines.flower.serialization import RecordLayout
+from fedunfold.engines.flower.wire import RecordLayout
 from fedunfold.rules.learned import LearnedWeights
 from tests.support.grid import LocalGrid
 

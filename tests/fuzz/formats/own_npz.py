@@ -10,7 +10,7 @@ import numpy as np
 
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.sources import load_npz, load_npz_clients
-from fedunfold.engines.flower.from_npz import FederationConfig, client_from_npz
+from fedunfold.engines.flower.federations import FederationConfig, client_from_npz
 from tests.fuzz import mutation
 from tests.fuzz.judging import understood_by_any, written
 

@@ -10,7 +10,8 @@ from random import Random
 import numpy as np
 
 from fedunfold.data.vision.files import Skipped
-from fedunfold.data.vision.partial import Batch, PartialResults
+from fedunfold.data.vision.images import Batch
+from fedunfold.data.vision.partial import PartialResults
 from tests.fuzz import mutation
 from tests.fuzz.judging import scratch, understood
 

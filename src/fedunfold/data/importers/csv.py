@@ -29,12 +29,7 @@ TEST = "test"
 LABELS = ("label", "y", "target", "class")
 BLOCK_CELLS = 1 << 20  # read at once
 NEEDS_PANDAS = "tables need pandas; run: pip install 'fedunfold[tables]'"
-# What an empty cell may say, in any case of its letters.
-MISSING = {
-    spelled
-    for word in ("", "na", "n/a", "nan", "null", "?")
-    for spelled in map("".join, itertools.product(*((letter, letter.upper()) for letter in word)))
-}
+MISSING = ("", "na", "n/a", "nan", "null", "?")  # what an empty cell may say, in any case of its letters
 
 
 class Table(Protocol):
@@ -101,7 +96,7 @@ class CsvTable:
                 usecols=columns,
                 index_col=False,
                 dtype=dict.fromkeys(texts, str),
-                na_values=list(MISSING),
+                na_values=[*MISSING, *map(str.upper, MISSING), "NaN"],  # other cases are found later
                 keep_default_na=False,
                 encoding="utf-8-sig",
                 chunksize=max(1, BLOCK_CELLS // len(self.columns)),
@@ -160,41 +155,27 @@ class CsvTable:
                 raise InputError(f"{self.name}, line {number}: is not UTF-8; save the file as UTF-8.") from error
 
 
-@dataclass(frozen=True)
-class TableFolder:
-    """A folder's tables.
+def scan_tables(folder: Path, test: Path | None = None) -> tuple[dict[str, Table], Table | None]:
+    """Look for CSV files.
 
-    Attributes:
-        clients: The clients' tables by key.
-        test: The test set's, where there is a test.csv or a file was named.
+    Args:
+        folder: Where they are; each is the client of its name.
+        test: The test set's file, in place of the folder's test.csv.
+
+    Returns:
+        The clients' tables by key, and the test set's, where there is a test.csv or a file was named; nothing of them
+        has been read.
     """
-
-    clients: dict[str, Table]
-    test: Table | None
-
-    @classmethod
-    def scan(cls, folder: Path, test: Path | None = None) -> "TableFolder":
-        """Look for CSV files.
-
-        Args:
-            folder: Where they are; each is the client of its name.
-            test: The test set's file, in place of the folder's test.csv.
-
-        Returns:
-            The tables, of which nothing has been read.
-        """
-        files = {path.name: path for path in csv_files(folder)}
-        if test is None:
-            test = next((path for path in files.values() if path.stem.lower() == TEST), None)
-        elif not test.is_file():
-            raise InputError(f"`test`: there is no file {test}; name one, or give a fraction such as 0.2.")
-        names = {name: path.stem for name, path in files.items() if test is None or not path.samefile(test)}
-        if not names:
-            raise InputError(f"{folder}: has no CSV file but the test's; give one for each client.")
-        clients: dict[str, Table] = {
-            key: CsvTable(files[name]) for key, name in client_keys(names, str(folder)).items()
-        }
-        return cls(clients, None if test is None else CsvTable(test))
+    files = {path.name: path for path in csv_files(folder)}
+    if test is None:
+        test = next((path for path in files.values() if path.stem.lower() == TEST), None)
+    elif not test.is_file():
+        raise InputError(f"`test`: there is no file {test}; name one, or give a fraction such as 0.2.")
+    names = {name: path.stem for name, path in files.items() if test is None or not path.samefile(test)}
+    if not names:
+        raise InputError(f"{folder}: has no CSV file but the test's; give one for each client.")
+    keys = client_keys(names, str(folder))
+    return {key: CsvTable(files[name]) for key, name in keys.items()}, None if test is None else CsvTable(test)
 
 
 def csv_files(folder: Path) -> list[Path]:

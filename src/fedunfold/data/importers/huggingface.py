@@ -154,12 +154,12 @@ class HubData:
         if label not in self.train.columns:
             raise InputError(f"`label`: {self.train.name} has no column {label}, only {', '.join(self.train.columns)}.")
         parts = _partition(self.train, spec, clients, label, seed)
+        held = test if self.test is None else self.test
         image = self.train.image
         if image is not None and transform is not None:
-            return _import_images(parts, self.test, image, label, test, transform, seed)
+            return _import_images(parts, held, image, label, transform, seed)
         # The column that named the clients would tell the model who they are.
         drop = [*drop, *([spec.value] if spec.kind == "natural" else [])]
-        held = test if self.test is None else self.test
         return tabular.encode(parts, held, label, drop=drop, scaling=scaling, seed=seed)
 
 
@@ -227,13 +227,7 @@ def _partitioner(library: Any, spec: PartitionSpec, clients: int | None, label: 
 
 
 def _import_images(
-    parts: dict[str, Split],
-    held: Split | None,
-    image: str,
-    label: str,
-    test: float,
-    transform: ImageTransform,
-    seed: int,
+    parts: dict[str, Split], test: Split | float, image: str, label: str, transform: ImageTransform, seed: int
 ) -> ImportedData:
     named = next(iter(parts.values())).class_names(label)
     found = {str(value): part.name for part in parts.values() for value in part.rows[label]}
@@ -249,6 +243,7 @@ def _import_images(
         return transform.rows(np.stack(x)), classes.number(labels, split.name)
 
     rows = {key: read(part) for key, part in parts.items()}
-    train, tested = (rows, read(held)) if held is not None else split_off_test(rows, classes.names, test, seed)
+    given = test if isinstance(test, float) else read(test)
+    train, tested = split_off_test(rows, classes.names, given, seed)
     notes = (transform.note, *note_thin_data(train, tested, classes.names))
     return ImportedData(train, tested, classes.names, notes)

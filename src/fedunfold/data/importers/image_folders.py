@@ -10,8 +10,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.data.importers.image_transform import ImageTransform
 from fedunfold.data.importers.imported import ImportedData, Rows, client_keys, note_thin_data, split_off_test
 from fedunfold.data.vision.files import Skipped
-from fedunfold.data.vision.images import ImageFolder, visible_entries
-from fedunfold.data.vision.reading import read_ahead
+from fedunfold.data.vision.images import ImageFolder, read_ahead, visible_entries
 
 TEST = "test"
 BATCH = 64
@@ -47,7 +46,7 @@ def import_images(
     Raises:
         InputError: A folder has no images, or a class that no client has.
     """
-    held = ImageFolder.scan(test) if isinstance(test, Path) else None
+    held = ImageFolder.scan(test) if isinstance(test, Path) else test
     homes = {path.name: path for path in subfolders(root) if not (isinstance(test, Path) and path.samefile(test))}
     keys = client_keys({name: name for name in homes}, str(root))
     if not keys:
@@ -56,13 +55,13 @@ def import_images(
     classes = tuple(sorted({name for folder in folders.values() for name in folder.classes}))
     if len(classes) < 2:
         raise InputError(f"{root}: the clients have only the class {classes[0]}; a classifier needs two.")
-    if held is not None and (odd := sorted(set(held.classes) - set(classes))):
+    if isinstance(held, ImageFolder) and (odd := sorted(set(held.classes) - set(classes))):
         raise InputError(f"{test}: no client has the class {odd[0]}; take its folder out of the test.")
-    total = sum(len(folder.files) for folder in (*folders.values(), *((held,) if held else ())))
+    total = sum(len(each.files) for each in (*folders.values(), held) if isinstance(each, ImageFolder))
     done = 0
     skipped: list[Skipped] = []
 
-    def read(folder: ImageFolder, where: Path) -> Rows:
+    def read(folder: ImageFolder) -> Rows:
         nonlocal done
         numbers = [classes.index(name) for name in folder.classes]
         stacks, labels, left_out = [], [], [*folder.stray]
@@ -74,17 +73,15 @@ def import_images(
                 left_out += batch.skipped
                 done += batch.stop - batch.start
                 on_progress(done, total)
-        skipped.extend(Skipped(str(where / name), reason) for name, reason in left_out)
+        skipped.extend(Skipped(str(folder.root / name), reason) for name, reason in left_out)
         if not stacks:
-            raise InputError(f"image folder {where}: none of its {len(folder.files)} files can be read as an image.")
+            count = len(folder.files)
+            raise InputError(f"image folder {folder.root}: none of its {count} files can be read as an image.")
         return np.concatenate(stacks), np.array(labels, dtype=np.int64)
 
-    rows = {key: read(folder, homes[keys[key]]) for key, folder in folders.items()}
-    if isinstance(test, Path):
-        assert held is not None
-        train, tested = rows, read(held, test)
-    else:
-        train, tested = split_off_test(rows, classes, test, seed)
+    rows = {key: read(folder) for key, folder in folders.items()}
+    given = read(held) if isinstance(held, ImageFolder) else held
+    train, tested = split_off_test(rows, classes, given, seed)
     notes = [transform.note, *(f"skipped {name}: {reason}." for name, reason in skipped[:LISTED])]
     if len(skipped) > LISTED:
         notes.append(f"{len(skipped) - LISTED} more files were skipped.")

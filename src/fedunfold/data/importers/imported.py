@@ -1,8 +1,13 @@
-"""What every importer makes: arrays by client, a test set, the classes' names, and notes for the user."""
+"""What every importer makes: arrays by client, a test set, the classes' names, and notes for the user.
 
+They are written as one .npz, which the partition 'given' reads, and the recipe beside it.
+"""
+
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,7 @@ from numpy.typing import NDArray
 from fedunfold.core.errors import InputError
 from fedunfold.data.arrays import Labels
 from fedunfold.data.vision.splitting import held_out
+from fedunfold.io.atomic import write_atomically
 
 Rows = tuple[NDArray[Any], Labels]
 RESERVED = ("test", "train")  # x_test and x_train in the .npz are no client's
@@ -73,17 +79,17 @@ def client_keys(names: Mapping[str, str], where: str) -> dict[str, str]:
 def split_off_test(
     clients: Mapping[str, Rows],
     classes: tuple[str, ...],
-    fraction: float,
+    test: Rows | float,
     seed: int,
     concatenate: Callable[[list[Any]], Any] = np.concatenate,
-) -> tuple[dict[str, Rows], Rows]:
-    """Take a part of every client's rows for the test.
+) -> tuple[Mapping[str, Rows], Rows]:
+    """Take a part of every client's rows for the test, where there is no test set.
 
     Args:
         clients: (x, y) by client.
         classes: Their names.
-        fraction: The part of the rows of each of a client's classes, rounded; a class keeps one row for training. Which
-            rows is drawn by (seed, client, class), so that another client's data do not change it.
+        test: A test set, or the part of the rows of each of a client's classes, rounded; a class keeps one row for
+            training. Which rows is drawn by (seed, client, class), so that another client's data do not change it.
         seed: Draws the rows.
         concatenate: Joins the clients' x.
 
@@ -93,12 +99,14 @@ def split_off_test(
     Raises:
         InputError: The fraction is out of range, or leaves no test row.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {fraction:g}.")
-    masks = {key: held_out(y, classes, fraction, seed, "own-test", key) for key, (_, y) in clients.items()}
+    if isinstance(test, tuple):
+        return clients, test
+    if not 0 < test < 1:
+        raise InputError(f"`test`: the fraction must lie between 0 and 1, not {test:g}.")
+    masks = {key: held_out(y, classes, test, seed, "own-test", key) for key, (_, y) in clients.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
-            f"`test`: a fraction of {fraction:g} leaves no test row in clients this small; "
+            f"`test`: a fraction of {test:g} leaves no test row in clients this small; "
             "raise it, or give a test set of its own."
         )
     train = {key: (x[~masks[key]], y[~masks[key]]) for key, (x, y) in clients.items()}
@@ -114,3 +122,28 @@ def note_thin_data(clients: Mapping[str, Rows], test: Rows, classes: tuple[str, 
         names = ", ".join(classes[label] for label in untested[:5]) + (", …" if len(untested) > 5 else "")
         notes.append(f"the test set has no row of class {names}: how well it is learned will not be seen.")
     return notes
+
+
+def write_npz(path: Path, imported: ImportedData) -> None:
+    """Write x_<client> and y_<client> for every client and for the test.
+
+    Args:
+        path: The file; equal data give equal bytes.
+        imported: The data.
+    """
+    owners = {**imported.clients, "test": imported.test}
+    arrays: dict[str, Any] = {
+        f"{axis}_{owner}": pair[i] for owner, pair in owners.items() for i, axis in enumerate("xy")
+    }
+    write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
+
+
+def write_recipe(path: Path, imported: ImportedData) -> None:
+    """Write how a raw row becomes features, as JSON.
+
+    Args:
+        path: The file.
+        imported: Data of tables.
+    """
+    text = json.dumps(imported.recipe, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -10,7 +10,6 @@ long, and whose StandardScaler leaves a million timestamps unscaled because it t
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -63,20 +62,21 @@ def encode(
     names = _common_columns(tables, label, drop)
     first_texts = _find_texts(list(clients.values()), names)
     frames = {key: _read(table, names, label, first_texts) for key, table in clients.items()}
-    columns = _describe(pandas.concat(frames.values()), names, first_texts)
+    texts = _texts(pandas.concat(frames.values()), names, first_texts)
+    missing: Any = sum(frame.isna().sum() for frame in frames.values())
     classes = Classes.of(_find_labels(clients, frames, label), label)
     rows = {key: (frame, classes.number(frame[label], clients[key].name)) for key, frame in frames.items()}
-    if isinstance(test, float):
-        train, held = split_off_test(rows, classes.names, test, seed, pandas.concat)
-    else:
+    held: Any = test
+    if not isinstance(test, float):
         frame = _read(test, names, label, first_texts)
-        train, held = rows, (frame, classes.number(frame[label], test.name))
-    recipe = _recipe(columns, pandas.concat([x for x, _ in train.values()]), scaling)
+        held = frame, classes.number(frame[label], test.name)
+    train, (x_test, y_test) = split_off_test(rows, classes.names, held, seed, pandas.concat)
+    recipe = _recipe(texts, pandas.concat([x for x, _ in train.values()]), scaling)
     return ImportedData(
         {key: (apply_recipe(recipe, x), y) for key, (x, y) in train.items()},
-        (apply_recipe(recipe, held[0]), held[1]),
+        (apply_recipe(recipe, x_test), y_test),
         classes.names,
-        (*_notes(columns, scaling), *note_thin_data(train, held, classes.names)),
+        (*_notes(texts, missing, scaling), *note_thin_data(train, (x_test, y_test), classes.names)),
         {"label": label, "classes": list(classes.names), "features": recipe},
     )
 
@@ -111,9 +111,9 @@ def _parse(cells: "Series") -> "tuple[Series, Series]":
 
 
 def _strip(cells: "Series") -> "Series":
-    """Texts without the blanks around them, NaN where that leaves nothing."""
+    """Texts without the blanks around them, NaN where that leaves a word for a missing cell, or nothing."""
     stripped = cells.astype(str).str.strip()
-    return stripped.mask(cells.isna() | stripped.isin(MISSING))
+    return stripped.mask(cells.isna() | stripped.str.lower().isin(MISSING))
 
 
 def _find_texts(tables: Sequence[Table], names: Sequence[str]) -> dict[str, str]:
@@ -151,39 +151,20 @@ def _read(table: Table, names: Sequence[str], label: str, texts: Collection[str]
     return pandas.concat(blocks)
 
 
-@dataclass(frozen=True)
-class Column:
-    """What the clients' cells of a column are.
-
-    Attributes:
-        name: The column's name.
-        missing: How many cells are empty.
-        texts: The different texts; none where all cells are numbers.
-    """
-
-    name: str
-    missing: int
-    texts: tuple[str, ...]
-
-
-def _describe(rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str, str]) -> list[Column]:
-    """Refuse columns that cannot be features."""
-    columns = []
+def _texts(rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """The different texts of each column, none where all cells are numbers; refuses what cannot be a feature."""
+    found: dict[str, list[str]] = {}
     for name in names:
-        missing = int(rows[name].isna().sum())
-        if missing == len(rows):
+        if rows[name].isna().all():
             raise InputError(f"column {name} is empty at every client; `drop` it.")
-        texts: tuple[str, ...] = ()
-        if name in first_texts:
-            texts = tuple(sorted(rows[name].dropna().unique()))
-            where = f"column {name} ({first_texts[name]})"
-            if any(DECIMAL_COMMA.fullmatch(text) for text in texts):
-                raise InputError(f"{where} has decimal commas; write decimals with a point.")
-            TABLE_TEXTS.check(len(texts), f"{where} is text; correct it, or `drop` it: ")
-        columns.append(Column(name, missing, texts))
-    width = sum(len(column.texts) or 1 for column in columns)
+        found[name] = sorted(rows[name].dropna().unique()) if name in first_texts else []
+        where = f"column {name} ({first_texts.get(name)})"
+        if any(DECIMAL_COMMA.fullmatch(text) for text in found[name]):
+            raise InputError(f"{where} has decimal commas; write decimals with a point.")
+        TABLE_TEXTS.check(len(found[name]), f"{where} is text; correct it, or `drop` it: ")
+    width = sum(len(texts) or 1 for texts in found.values())
     TABLE_NUMBERS.check(len(rows) * width, "`drop` text columns, or use an .npz file for large data: ")
-    return columns
+    return found
 
 
 def _find_labels(tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]", label: str) -> dict[str, str]:
@@ -199,26 +180,24 @@ def _find_labels(tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]",
     return found
 
 
-def _recipe(columns: Sequence[Column], train: "DataFrame", scaling: Scaling) -> list[dict[str, Any]]:
+def _recipe(texts: Mapping[str, list[str]], train: "DataFrame", scaling: Scaling) -> list[dict[str, Any]]:
     """For each feature: its column, the text it stands for or the number that fills its gaps, mean and scale."""
     recipe: list[dict[str, Any]] = []
-    for column in columns:
-        if column.texts:
-            recipe += [{"column": column.name, "is": text} for text in column.texts]
+    for name, choices in texts.items():
+        if choices:
+            recipe += [{"column": name, "is": text} for text in choices]
             continue
-        values = train[column.name]
+        values = train[name]
         median = float(values.median()) if values.notna().any() else 0.0
         values = values.fillna(median)
         if values.abs().max() > LARGEST:
-            raise InputError(
-                f"column {column.name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it."
-            )
+            raise InputError(f"column {name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
         mean, scale = 0.0, 1.0
         if scaling == "standard":
             constant = values.min() == values.max()  # rounding may leave a deviation, by which a test row would explode
             mean = float(values.iloc[0] if constant else values.mean())
             scale = 1.0 if constant else float(values.std(ddof=0))
-        recipe.append({"column": column.name, "missing": median, "mean": mean, "scale": scale})
+        recipe.append({"column": name, "missing": median, "mean": mean, "scale": scale})
     return recipe
 
 
@@ -243,19 +222,16 @@ def apply_recipe(recipe: Recipe, rows: "DataFrame") -> NDArray[np.float32]:
     return result
 
 
-def _notes(columns: Sequence[Column], scaling: Scaling) -> list[str]:
+def _notes(texts: Mapping[str, list[str]], missing: Mapping[str, int], scaling: Scaling) -> list[str]:
     """What was done to the columns."""
-    notes = []
-    texts, numbers = ([column for column in columns if bool(column.texts) == is_text] for is_text in (True, False))
-    if texts:
-        listed = ", ".join(f"{column.name} ({len(column.texts)})" for column in texts)
-        notes.append(f"text columns became one feature for each value: {listed}.")
-    for some, done in (
-        (numbers, "missing numbers were filled with the median over all clients"),
-        (texts, "missing texts became 0 in all of the column's features"),
-    ):
-        if gaps := ", ".join(f"{column.name} ({column.missing})" for column in some if column.missing):
-            notes.append(f"{done}: {gaps}.")
+    numbers = [name for name in texts if not texts[name]]
+    counted = (
+        ("text columns became one feature for each value", {name: len(texts[name]) for name in texts}),
+        ("missing numbers were filled with the median over all clients", {name: missing[name] for name in numbers}),
+        ("missing texts became 0 in all of the column's features", {n: missing[n] for n in texts if texts[n]}),
+    )
+    listed = [(done, ", ".join(f"{name} ({n})" for name, n in counts.items() if n)) for done, counts in counted]
+    notes = [f"{done}: {columns}." for done, columns in listed if columns]
     if scaling == "standard" and numbers:
         notes.append("numbers were standardised with mean and deviation of all clients' training rows.")
     return notes

@@ -21,9 +21,8 @@ from fedunfold.data.vision.files import (
     read_about,
     save_features,
 )
-from fedunfold.data.vision.images import ImageFile, ImageFolder
-from fedunfold.data.vision.partial import Batch, PartialResults
-from fedunfold.data.vision.reading import read_ahead
+from fedunfold.data.vision.images import Batch, ImageFile, ImageFolder, read_ahead
+from fedunfold.data.vision.partial import PartialResults
 
 MODEL = "google/vit-base-patch16-224-in21k"
 OnProgress = Callable[[int, int], object]
@@ -105,7 +104,7 @@ def extract(
         for batch in batches:
             partial.add(_compute(batch, images.files, backbone))
             report(partial.done, total)
-    features, skipped = _join(folder, images, partial.batches)
+    features, skipped = _join(images, partial.batches)
     about = About(**recipe, dtype=dtype, skipped=(*images.stray, *skipped))
     save_features(out, features, about)
     partial.discard()
@@ -143,13 +142,13 @@ def _compute(batch: Batch, files: Sequence[ImageFile], backbone: Backbone) -> Ba
     return replace(batch, x=x)
 
 
-def _join(folder: Path, images: ImageFolder, batches: Sequence[Batch]) -> tuple[Features, list[Skipped]]:
+def _join(images: ImageFolder, batches: Sequence[Batch]) -> tuple[Features, list[Skipped]]:
     """The features of all batches, and the files that have none."""
     skipped = [item for batch in batches for item in batch.skipped]
     full = [batch for batch in batches if len(batch.rows)]
     if not full:
         raise InputError(
-            f"image folder {folder}: none of its {len(images.files)} files can be read as an image "
+            f"image folder {images.root}: none of its {len(images.files)} files can be read as an image "
             f"({skipped[0].name}: {skipped[0].reason})."
         )
     read = [images.files[row] for batch in full for row in batch.rows]

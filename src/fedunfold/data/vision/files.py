@@ -18,7 +18,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.data import arrays
 from fedunfold.data.npz import NUMBERS_AND_TEXT, first_line, read_npz
 from fedunfold.io.atomic import write_atomically
-from fedunfold.io.safetensors import UNREADABLE, open_tensors
+from fedunfold.io.safetensors import UNREADABLE, read_tensors
 
 ENDINGS = (".npz", ".safetensors")
 METADATA = "fedunfold.features"  # one entry only: safetensors writes several in no fixed order
@@ -75,15 +75,6 @@ class About:
     dtype: str
     skipped: tuple[Skipped, ...]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "About":
-        fields = json.loads(text)
-        skipped = tuple(Skipped(str(name), str(reason)) for name, reason in fields.pop("skipped"))
-        return cls(**fields, skipped=skipped)
-
 
 def load_features(path: str | Path) -> Features:
     """Read and check a feature file, x as float32 and y as int64."""
@@ -92,11 +83,11 @@ def load_features(path: str | Path) -> Features:
 
 def read_about(path: Path) -> About | None:
     """How the file was made, where it says so."""
-    text = _read(path).get("about")
-    if text is None:
-        return None
+    columns = _read(path)
     try:
-        return About.from_json(str(text))
+        fields = json.loads(str(columns["about"]))
+        skipped = tuple(Skipped(str(name), str(reason)) for name, reason in fields.pop("skipped"))
+        return About(**fields, skipped=skipped)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -116,17 +107,11 @@ def save_features(path: Path, features: Features, about: About) -> None:
         name = features.names[int(np.argmin(finite))]
         raise InputError(f"the features of {name} do not fit into {about.dtype}; store them in `dtype=float32`.")
     y = features.y.astype(np.min_scalar_type(len(features.classes) - 1))
+    texts = {"name": features.names, "synset": features.classes, "about": json.dumps(asdict(about))}
     if path.suffix == ".npz":
-        columns: dict[str, Any] = {
-            "x": x,
-            "y": y,
-            "name": np.array(features.names, dtype=np.str_),
-            "synset": np.array(features.classes, dtype=np.str_),
-            "about": np.array(about.to_json()),
-        }
-        write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, **columns))
+        columns: dict[str, Any] = {name: np.array(text, dtype=np.str_) for name, text in texts.items()}
+        write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, x=x, y=y, **columns))
         return
-    texts = {"name": features.names, "synset": features.classes, "about": about.to_json()}
     content = serialize({"x": x, "y": y}, metadata={METADATA: json.dumps(texts)})
     write_atomically(path, lambda file: file.write_bytes(content))
 
@@ -136,9 +121,8 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     if path.suffix == ".npz":
         return read_npz(path, tuple(KINDS), optional=("about",), kinds=NUMBERS_AND_TEXT)
     try:
-        with open_tensors(path, "numpy") as file:
-            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            texts = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+        columns, metadata = read_tensors(path, "numpy")
+        texts = json.loads(metadata.get(METADATA, "{}"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; check the path.") from error
     except UNREADABLE as error:

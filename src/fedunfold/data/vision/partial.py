@@ -3,40 +3,19 @@
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
 from fedunfold.data.npz import NUMBERS_AND_TEXT, read_npz
 from fedunfold.data.vision.files import Skipped
+from fedunfold.data.vision.images import Batch
 from fedunfold.io.atomic import read_json, write_atomically
 
 RECIPE = "recipe.json"
 BATCH = "{:09d}-{:09d}.npz"
 BATCHES = f"{'[0-9]' * 9}-{'[0-9]' * 9}.npz"
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Files start … stop−1 of an image folder.
-
-    Attributes:
-        start: The first file.
-        stop: The file after the last.
-        rows: The files that were read.
-        x: Their pixels or features, [rows, …].
-        skipped: The files that were not.
-    """
-
-    start: int
-    stop: int
-    rows: NDArray[np.int64]
-    x: NDArray[Any]
-    skipped: tuple[Skipped, ...]
 
 
 class PartialResults:

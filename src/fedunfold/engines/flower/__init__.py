@@ -10,8 +10,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fedunfold.engines.flower.client import add_registration, client_app, report_metrics_mod
-from fedunfold.engines.flower.from_environment import client_from_environment, federation_from_environment
-from fedunfold.engines.flower.from_npz import FederationConfig, client_from_npz, federation_from_config
+from fedunfold.engines.flower.federations import (
+    FederationConfig,
+    client_from_environment,
+    client_from_npz,
+    federation_from_config,
+    federation_from_environment,
+)
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientDescription
 from fedunfold.engines.flower.secure_server import SecureFederation

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Broadcast, TrainRequest
+from fedunfold.core.messages import TrainRequest
 from fedunfold.core.params import ModelFactory
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
@@ -91,30 +91,17 @@ class LocalClient:
         data = FederatedData(
             (self.client_id,), self.x, self.y, (0, len(self.y)), self.x, self.y, Classification(self.classes)
         )
+        row = self.x[:1], self.y[:1]  # stands for all of them where nothing is computed
         env = Environment.from_arrays(
-            {self.client_id: (self.x[:1], self.y[:1])},
-            (self.x[:1], self.y[:1]),
+            {self.client_id: row},
+            row,
             rounds=instruction.round + 1,
-            batch_size=instruction.batch_size,
-            lr=instruction.lr,
-            epochs=instruction.epochs,
             participation_probability=1.0 if instruction.trains else 0.0,
-            seed=instruction.seed,
             classes=self.classes,
+            **instruction.model_dump(include={"seed", "lr", "batch_size", "epochs"}),
         )
         federation = SimulatedFederation(env, data, model=self.model, dtype=self.dtype)
-        request = TrainRequest(
-            instruction.run,
-            instruction.round,
-            model,
-            instruction.optimizer,
-            frozenset(instruction.required_metrics),
-            instruction.outer,
-            instruction.path_gradient,
-            broadcast=Broadcast(instruction.step_scale, instruction.update_scale, arrays.get("class_weights")),
-            curvature=instruction.curvature,
-        )
-        return federation, request
+        return federation, instruction.request(model, arrays.get("class_weights"))
 
 
 def _array(arrays: Arrays, name: str) -> Tensor:

@@ -1,15 +1,17 @@
 """What is sent to one client and what it replies, in plain values: no network here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
+from fedunfold.config import Environment
 from fedunfold.config.schema import BatchSize
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Metric
+from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
 from fedunfold.core.registry import Registry
 from fedunfold.core.settings import Count, Natural, Settings, shown
@@ -20,36 +22,32 @@ SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
 Kind = TypeVar("Kind", bound=Part)
 
+OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
+"""What an instruction says as the `TrainRequest` that it is made of does."""
 
-def _received(registry: Registry[Kind]) -> Callable[[Any], Kind]:
+
+def _received(registry: Registry[Kind], given: Any) -> Kind:
     """Make a part from its name and settings, as a client receives them; one that is made already stays as it is."""
-
-    def make(given: Any) -> Kind:
-        if isinstance(given, Part):
-            return given  # type: ignore[return-value]  # the registry of the field says which kind
-        if not (isinstance(given, dict) and isinstance(name := given.get("name"), str)):
-            raise InputError(f"must be a name and settings, got {shown(given)}")
-        if name not in registry.names():
-            raise InputError(
-                f"this client has no {registry.kind} {shown(name)}, which the server uses; install the package that "
-                "provides it here too"
-            )
-        try:
-            return registry.make(**given)
-        except InputError:
-            raise
-        except (TypeError, ValueError) as error:  # a factory may do anything with settings of the wrong type
-            raise InputError(f"{registry.kind} {shown(name)} cannot be made: {error}") from error
-
-    return make
+    if isinstance(given, Part):
+        return given  # type: ignore[return-value]  # the registry of the field says which kind
+    if not (isinstance(given, dict) and isinstance(name := given.get("name"), str)):
+        raise InputError(f"must be a name and settings, got {shown(given)}")
+    if name not in registry.names():
+        raise InputError(
+            f"this client has no {registry.kind} {shown(name)}, which the server uses; install the package that "
+            "provides it here too"
+        )
+    try:
+        return registry.make(**given)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:  # a factory may do anything with settings of the wrong type
+        raise InputError(f"{registry.kind} {shown(name)} cannot be made: {error}") from error
 
 
-def _describe(part: Part) -> dict[str, Any]:
-    return part.describe()
-
-
-Optimizer = Annotated[LocalOptimizer, PlainValidator(_received(LOCAL_OPTIMIZERS)), PlainSerializer(_describe)]
-Outer = Annotated[OuterLoss, PlainValidator(_received(OUTER_LOSSES)), PlainSerializer(_describe)]
+Described = PlainSerializer(lambda part: part.describe())
+Optimizer = Annotated[LocalOptimizer, PlainValidator(partial(_received, LOCAL_OPTIMIZERS)), Described]
+Outer = Annotated[OuterLoss, PlainValidator(partial(_received, OUTER_LOSSES)), Described]
 
 
 class TrainInstruction(Settings):
@@ -86,6 +84,30 @@ class TrainInstruction(Settings):
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0
+
+    @classmethod
+    def of(cls, request: TrainRequest, env: Environment, **own: Any) -> "TrainInstruction":
+        """What a client is to do at a server's request.
+
+        Args:
+            request: What is requested of the round.
+            env: How clients train.
+            **own: The fields that differ between clients.
+        """
+        common = {name: getattr(request, name) for name in OF_REQUEST}
+        metrics = tuple(sorted(request.required_metrics))
+        return cls(**common, required_metrics=metrics, seed=env.seed, lr=env.lr, batch_size=env.batch_size, **own)
+
+    def request(self, model: Tensor, class_weights: Tensor | None) -> TrainRequest:
+        """The request again, for this client alone.
+
+        Args:
+            model: w^(t).
+            class_weights: Of the outer loss, where it balances classes.
+        """
+        common = {name: getattr(self, name) for name in OF_REQUEST}
+        scales = Broadcast(self.step_scale, self.update_scale, class_weights)
+        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=scales, **common)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,10 @@ from fedunfold.engines.flower.server import RemoteFederation, Transport
 
 Term = tuple[SummedMessage, str]
 """Which message a client follows, and which array of its reply it adds to a sum."""
+UPDATE: Term = ("train", "updates")
+ADJOINT: Term = ("vjp", "adjoint")
 OUTER_GRADIENT: Term = ("train", "outer_gradient")
+FINAL_GRADIENT: Term = ("outer_loss", "gradient")
 
 
 class SecureTransport(Transport, Protocol):
@@ -58,11 +61,9 @@ class SecureFederation(RemoteFederation):
         # By run and round: absent clients whose outer loss has been counted, and whose gradient is still to come.
         self._pending: dict[tuple[str, int], list[str]] = {}
 
-    def weighted_updates(self, request: TrainRequest, client_ids: Sequence[str], weights: Sequence[float]) -> SumResult:
-        """Σ_k c_k (w_k − w^(t)) over these clients, or those of them that get through."""
-        terms: dict[str, Term] = dict.fromkeys(client_ids, ("train", "updates"))
-        weight_of = dict(zip(client_ids, weights, strict=True))
-        return self._sum(request, terms, weights=weight_of)
+    def weighted_updates(self, request: TrainRequest, weights: Mapping[str, float]) -> SumResult:
+        """Σ_k c_k (w_k − w^(t)) over the clients that have a weight, or those of them that get through."""
+        return self._sum(request, dict.fromkeys(weights, UPDATE), weights=weights)
 
     def inner_products(self, request: TrainRequest, client_ids: Sequence[str], vector: Tensor) -> dict[str, float]:
         """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
@@ -98,16 +99,14 @@ class SecureFederation(RemoteFederation):
 
     def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
         trained = self._named(participated.numpy())
-        terms: dict[str, Term] = dict.fromkeys(trained, ("vjp", "adjoint"))
-        terms |= dict.fromkeys(self._pending.pop((request.run, request.round), ()), OUTER_GRADIENT)
-        rows = dict(zip(trained, adjoints, strict=True))
-        found = self._sum(request, terms, adjoints=rows)
+        absent = self._pending.pop((request.run, request.round), [])
+        terms = dict.fromkeys(trained, ADJOINT) | dict.fromkeys(absent, OUTER_GRADIENT)
+        found = self._sum(request, terms, adjoints=dict(zip(trained, adjoints, strict=True)))
         self._warn_of_missing(request, list(terms), found.replies)
         return self._vector(found)
 
     def _outer_loss(self, request: TrainRequest) -> OuterLossResult:
-        terms: dict[str, Term] = dict.fromkeys(self._client_ids, ("outer_loss", "gradient"))
-        found = self._sum(request, terms)
+        found = self._sum(request, dict.fromkeys(self._client_ids, FINAL_GRADIENT))
         loss = sum(reply.metrics["outer_loss"] for reply in found.replies.values())
         return OuterLossResult(loss, self._vector(found))
 
@@ -165,7 +164,8 @@ class SecureUpdates:
         total = torch.zeros_like(self.request.model)
         if len(clients):
             client_ids = self.client_ids(clients)
-            found = self.federation.weighted_updates(self.request, client_ids, chosen.tolist())
+            weights = dict(zip(client_ids, chosen.tolist(), strict=True))
+            found = self.federation.weighted_updates(self.request, weights)
             entered = torch.tensor([client_id in found.replies for client_id in client_ids])
             clients, chosen, total = clients[entered], chosen[entered], torch.from_numpy(found.total).to(total)
         return SecureSum(self, clients, chosen, total)

@@ -60,6 +60,7 @@ class RemoteFederation:
 
     Attributes:
         environment: As given.
+        lr: η, the clients' learning rate.
         failures: What went wrong with clients so far.
         clients: All K clients.
         layout: What the entries of a model are.
@@ -77,20 +78,15 @@ class RemoteFederation:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.environment = environment
+        self.environment, self.lr = environment, environment.lr
         self.failures = Failures()
         self.layout = ParamLayout.of(seeded(model, environment.seed, "shape"))
         self._transport, self._model, self._evaluate, self._dtype = transport, model, evaluate, dtype
         self.clients: Sequence[ClientInfo] = _registered_clients(transport, environment)
-        self._client_ids = tuple(client.client_id for client in self.clients)
-        self._num_examples = np.array([client.num_examples for client in self.clients])
+        self._sizes = {client.client_id: client.num_examples for client in self.clients}
+        self._client_ids, self._num_examples = tuple(self._sizes), np.array(list(self._sizes.values()))
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
-
-    @property
-    def lr(self) -> float:
-        """η, the clients' learning rate."""
-        return self.environment.lr
 
     def initial_model(self, run: str) -> Tensor:
         """w^(0) of a run, [d]."""
@@ -143,7 +139,7 @@ class RemoteFederation:
         replies = self._request("evaluate", TrainRequest("evaluation", 0, model, sgd()), self._client_ids)
         if not replies:
             return Evaluation(math.nan, math.nan)
-        sizes = [client.num_examples for client in self.clients if client.client_id in replies]
+        sizes = [self._sizes[client_id] for client_id in replies]
         found = [[reply.metrics["accuracy"], reply.metrics["loss"]] for reply in replies.values()]
         return Evaluation(*np.average(found, axis=0, weights=sizes).tolist())
 
@@ -151,9 +147,8 @@ class RemoteFederation:
         self, request: TrainRequest, replies: Mapping[str, ClientReply], rejected: Mapping[str, str]
     ) -> ClientUpdates:
         """The updates of a round from the replies to it."""
-        sizes = {client.client_id: client.num_examples for client in self.clients}
         steps, participation = self._num_steps(request.round), self._participation(request)
-        return merge_replies(request, sizes, participation, replies, self.layout, steps, rejected)
+        return merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
 
     # --- who takes part ----------------------------------------------------------------------------------
 
@@ -220,18 +215,10 @@ class RemoteFederation:
         messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
-            instruction = TrainInstruction(
-                run=request.run,
-                round=request.round,
-                seed=env.seed,
-                lr=env.lr,
-                batch_size=env.batch_size,
+            instruction = TrainInstruction.of(
+                request,
+                env,
                 epochs=epochs_at(env.clients[k].epochs, request.round),
-                optimizer=request.optimizer,
-                required_metrics=tuple(sorted(request.required_metrics)),
-                outer=request.outer,
-                path_gradient=request.path_gradient,
-                curvature=request.curvature,
                 trains=bool(participation.participating[k]),
                 step_scale=float(step_scales[k]),
                 update_scale=float(update_scales[k]),

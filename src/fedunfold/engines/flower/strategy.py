@@ -33,8 +33,7 @@ from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.replies import is_possible, merge_replies
 from fedunfold.engines.flower.schema import ClientReply
-from fedunfold.engines.flower.serialization import RecordLayout
-from fedunfold.engines.flower.wire import flower_type, read_registration
+from fedunfold.engines.flower.wire import RecordLayout, flower_type, read_registration
 from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights

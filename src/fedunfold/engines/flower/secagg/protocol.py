@@ -6,8 +6,6 @@
 | share     | `KeyBroadcast`                            | `EncryptedShares`, which only other clients can read |
 | mask      | `ShareDelivery`, and an instruction       | its masked vector, and its numbers                   |
 | unmask    | `SurvivorList`                            | `UnmaskShares`                                       |
-
-Every message of the server names the sum it belongs to.
 """
 
 from typing import Any, Literal, TypeVar
@@ -35,7 +33,7 @@ def majority(members: int) -> int:
 
 
 class SetupRequest(Settings):
-    """Begins a sum.
+    """Begins a sum; every other message of the server names the sum too.
 
     Attributes:
         sum_id: Names it.
@@ -56,18 +54,16 @@ class PublicKeys(Settings):
     mask: bytes
 
 
-class KeyBroadcast(Settings):
+class KeyBroadcast(SetupRequest):
     """Everybody's public keys.
 
     Attributes:
-        sum_id: The sum.
         threshold: How many members are needed to reveal anything.
         members: Ids of the clients in it.
         encryption_keys: Theirs, in that order.
         mask_keys: Theirs, in that order.
     """
 
-    sum_id: str
     threshold: Count
     members: tuple[str, ...]
     encryption_keys: tuple[bytes, ...]
@@ -88,11 +84,10 @@ class EncryptedShares(Settings):
     shares: tuple[bytes, ...]
 
 
-class ShareDelivery(Settings):
+class ShareDelivery(SetupRequest):
     """The shares that the others have encrypted for a client, and what it is to add.
 
     Attributes:
-        sum_id: The sum.
         members: The other clients that have shared their secrets.
         shares: An encrypted pair from each of them.
         message_type: Which message it follows.
@@ -100,7 +95,6 @@ class ShareDelivery(Settings):
         weight: What it multiplies that with.
     """
 
-    sum_id: str
     members: tuple[str, ...]
     shares: tuple[bytes, ...]
     message_type: SummedMessage
@@ -108,15 +102,13 @@ class ShareDelivery(Settings):
     weight: float
 
 
-class SurvivorList(Settings):
+class SurvivorList(SetupRequest):
     """Those whose masked vectors have arrived.
 
     Attributes:
-        sum_id: The sum.
         members: Their ids.
     """
 
-    sum_id: str
     members: tuple[str, ...]
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeVar
 from uuid import uuid4
 
@@ -81,9 +82,18 @@ class SumProtocol:
         """Add up what each client is to add; `FederationError` where too few get through."""
         sum_id, threshold = uuid4().hex, protocol.majority(len(terms))
         self._check_enough(terms, threshold, "take part in")
+
+        def stage(
+            name: SumStage, did: str, messages: Mapping[str, RecordDict], accept: Callable[[RecordDict, str], Accepted]
+        ) -> dict[str, Accepted]:
+            """Replies that can be used, in the order of the messages."""
+            replies = self.exchange(name, messages)
+            accepted = self.failures.accept_replies(replies, messages, f"{name}, {self.where}", accept)
+            self._check_enough(accepted, threshold, did)
+            return accepted
+
         setup = to_record(protocol.SetupRequest(sum_id=sum_id))
-        keys = self._stage("advertise", dict.fromkeys(terms, setup), _read_keys)
-        self._check_enough(keys, threshold, "advertised keys in")
+        keys = stage("advertise", "advertised keys in", dict.fromkeys(terms, setup), _read_keys)
         broadcast = protocol.KeyBroadcast(
             sum_id=sum_id,
             threshold=threshold,
@@ -98,11 +108,11 @@ class SumProtocol:
                 raise InputError("has shares for others than the members")
             return found
 
-        shares = self._stage("share", dict.fromkeys(keys, to_record(broadcast)), read_encrypted)
-        self._check_enough(shares, threshold, "shared keys in")
+        shares = stage("share", "shared keys in", dict.fromkeys(keys, to_record(broadcast)), read_encrypted)
         deliveries = {member: _delivery(sum_id, member, shares, terms[member]) for member in shares}
-        replies = self._stage("mask", deliveries, lambda record, member: terms[member].check(read_reply(record)))
-        self._check_enough(replies, threshold, "sent a vector to")
+        replies = stage(
+            "mask", "sent a vector to", deliveries, lambda record, member: terms[member].check(read_reply(record))
+        )
 
         def read_revealed(record: RecordDict, client_id: str) -> protocol.UnmaskShares:
             found = read(record, protocol.UnmaskShares)
@@ -111,21 +121,10 @@ class SumProtocol:
             return found
 
         survivors = to_record(protocol.SurvivorList(sum_id=sum_id, members=tuple(replies)))
-        revealed = self._stage("unmask", dict.fromkeys(replies, survivors), read_revealed)
-        self._check_enough(revealed, threshold, "took off their masks in")
-        vectors = [reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()]
-        total = np.zeros_like(vectors[0])
-        for vector in vectors:
-            total += vector
+        revealed = stage("unmask", "took off their masks in", dict.fromkeys(replies, survivors), read_revealed)
+        total = reduce(np.add, [reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()])
         self._take_off_masks(total, broadcast, shares, list(revealed.values())[:threshold], sorted(replies))
         return SumResult(decode(total, len(keys)), replies)
-
-    def _stage(
-        self, stage: SumStage, messages: Mapping[str, RecordDict], accept: Callable[[RecordDict, str], Accepted]
-    ) -> dict[str, Accepted]:
-        """Replies that can be used, in the order of the messages."""
-        replies = self.exchange(stage, messages)
-        return self.failures.accept_replies(replies, messages, f"{stage}, {self.where}", accept)
 
     def _check_enough(self, left: Mapping[str, object], threshold: int, did: str) -> None:
         if len(left) < threshold:
