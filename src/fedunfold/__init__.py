@@ -56,6 +56,14 @@ if TYPE_CHECKING:
     from fedunfold.server import adagrad as adagrad
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
+    from fedunfold.tasks import binary as binary
+    from fedunfold.tasks import classification as classification
+    from fedunfold.tasks import multilabel as multilabel
+    from fedunfold.tasks import next_token as next_token
+    from fedunfold.tasks import regression as regression
+    from fedunfold.tasks import segmentation as segmentation
+    from fedunfold.tasks import survival as survival
+    from fedunfold.tasks import task as task
     from fedunfold.tracking.callback import Callback as Callback
     from fedunfold.training.comparison import Comparison as Comparison
     from fedunfold.training.methods import Method as Method
@@ -84,6 +92,16 @@ _HOMES = {
     "training.comparison": ("Comparison",),
     "core.run_result": ("RunResult",),
     "training.methods": ("Method", "method", "method_names"),
+    "tasks": (
+        "binary",
+        "classification",
+        "multilabel",
+        "next_token",
+        "regression",
+        "segmentation",
+        "survival",
+        "task",
+    ),
     "tracking.callback": ("Callback",),
     "engines.simulation.engine": ("SimulatedFederation",),
     "unfolding.learner": ("Learning",),
