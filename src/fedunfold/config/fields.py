@@ -36,7 +36,7 @@ def _as_task(given: object) -> object:
 
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 SamplerName = Annotated[str, AfterValidator(_known_sampler)]
-TaskField = Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)]
+TaskField = Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(lambda task: task.describe())]
 Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
 BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
 
