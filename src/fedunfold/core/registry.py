@@ -33,6 +33,7 @@ from fedunfold.core.errors import InputError
 
 Made = TypeVar("Made")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Registry(Generic[Made]):
@@ -86,7 +87,8 @@ class Registry(Generic[Made]):
         accepted = inspect.signature(factory).parameters
         if strangers := [setting for setting in settings if setting not in accepted]:
             raise InputError(f"{self.kind} '{name}' has no setting '{strangers[0]}'; it {_takes(accepted)}.")
-        needed = [key for key, entry in accepted.items() if entry.default is entry.empty and key not in settings]
+        named = [key for key, entry in accepted.items() if entry.default is entry.empty and entry.kind in NAMED]
+        needed = [key for key in named if key not in settings]
         if needed:
             raise InputError(f"{self.kind} '{name}' needs the setting '{needed[0]}'.")
         return factory(**settings)
