@@ -111,7 +111,7 @@ def run(
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
-    >>> len(result.accuracies)
+    >>> len(result.scores)
     10
     """
     chosen = as_method(method)
@@ -125,7 +125,7 @@ def run(
         only = range(trial, trial + 1)
         (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint)
         last = result.evaluations[-1]
-        callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+        callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.score, "loss": last.loss}])
     return result
 
 

@@ -70,8 +70,8 @@ def run(
             {
                 "environment": environment.name,
                 "method": chosen.name,
-                "accuracy": 100 * result.accuracies[-1],
-                "rounds": [100 * accuracy for accuracy in result.accuracies],
+                "accuracy": 100 * result.scores[-1],
+                "rounds": [100 * accuracy for accuracy in result.scores],
                 "losses": [evaluation.loss for evaluation in result.evaluations],
                 "weights": result.weights.tolist(),
                 "rejected": [asdict(entry) for entry in result.rejected],
@@ -80,7 +80,7 @@ def run(
         )
         return
     for t, evaluation in enumerate(result.evaluations):
-        console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
+        console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.score:5.1f} %  loss {evaluation.loss:.4f}")
     console.note(result.warnings)
     if folder is not None:
         console.say(f"records and the trained model are in {folder.path}")

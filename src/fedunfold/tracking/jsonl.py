@@ -42,7 +42,7 @@ class JsonLines(Callback):
         self._write(round_record(method, trial, round_index, evaluation))
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        accuracy = 100 * result.accuracies[-1]
+        accuracy = 100 * result.scores[-1]
         self._write({"method": method, "trial": trial, "accuracy": accuracy, "weights": result.weights.tolist()})
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -35,7 +35,7 @@ def round_record(method: str, trial: int, round_index: int, evaluation: Evaluati
         "method": method,
         "trial": trial,
         "round": round_index,
-        "accuracy": 100 * evaluation.accuracy,
+        "accuracy": 100 * evaluation.score,
         "loss": evaluation.loss,
         "class_accuracy": [None if math.isnan(value) else 100 * value for value in classes],
     }

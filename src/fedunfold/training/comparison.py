@@ -26,7 +26,7 @@ class MethodResult:
     @property
     def finals(self) -> list[float]:
         """Accuracy after the last round, in percent, of every trial."""
-        return [100 * trial.accuracies[-1] for trial in self.trials]
+        return [100 * trial.scores[-1] for trial in self.trials]
 
     @property
     def mean(self) -> float:
@@ -56,8 +56,8 @@ class MethodResult:
     @property
     def curves(self) -> list[list[float]]:
         """Accuracy after every round, as a fraction, of every trial; one that stopped early stays at its last."""
-        rounds = max(len(trial.accuracies) for trial in self.trials)
-        return [trial.accuracies + trial.accuracies[-1:] * (rounds - len(trial.accuracies)) for trial in self.trials]
+        rounds = max(len(trial.scores) for trial in self.trials)
+        return [trial.scores + trial.scores[-1:] * (rounds - len(trial.scores)) for trial in self.trials]
 
     @property
     def rounds(self) -> list[float]:
@@ -105,7 +105,7 @@ class Comparison:
                 "method": result.name,
                 "trial": trial,
                 "round": t + 1,
-                "accuracy": 100 * evaluation.accuracy,
+                "accuracy": 100 * evaluation.score,
                 "loss": evaluation.loss,
             }
             for result in self.methods
