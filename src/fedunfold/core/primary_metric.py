@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fedunfold.core.task import Task
 
@@ -53,8 +54,8 @@ class PrimaryMetric:
 
     @property
     def direction(self) -> str:
-        """What to say of it where greater is not better."""
-        return "" if self.greater_is_better else "lower is better"
+        """What to add to its name where greater is not better."""
+        return "" if self.greater_is_better else ", lower is better"
 
     def factor(self, name: str | None = None) -> float:
         """What one of the task's metrics, by default this one, is multiplied by to be shown."""
@@ -68,13 +69,21 @@ class PrimaryMetric:
         """A value that is shown, in words: one digit after the point in percent, else four that mean something."""
         return f"{value:.1f}" if self.factor(name) != 1 else f"{value:.4g}"
 
+    def spread(self, mean: float, sd: float) -> str:
+        """Mean and standard deviation that are shown, in words."""
+        return f"{self.text(mean)} ± {f'{sd:.1f}' if self.is_percentage else f'{sd:.2g}'}"
+
     def gain(self, value: float, over: float) -> float:
         """How much better one value is than another."""
         return value - over if self.greater_is_better else over - value
 
-    def scaled(self, metrics: Mapping[str, float]) -> dict[str, float | None]:
-        """Metrics as they are shown; None where one is not a finite number."""
-        return {name: finite(self.factor(name) * value) for name, value in metrics.items()}
+    def shown(self, score: float, metrics: Mapping[str, float]) -> dict[str, float | None]:
+        """All metrics as they are shown, this one first; None where one is not a finite number."""
+        return {name: finite(self.factor(name) * value) for name, value in ({self.name: score} | dict(metrics)).items()}
+
+    def describe(self) -> dict[str, Any]:
+        """In plain values."""
+        return asdict(self) | {"percentages": sorted(self.percentages)}
 
 
 ACCURACY = PrimaryMetric()
