@@ -178,7 +178,7 @@ def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPat
         (tested,) = federation.evaluate([start])
         found.append(
             [
-                torch.tensor([tested.accuracy, tested.loss]).double(),
+                torch.tensor([tested.score, tested.loss]).double(),
                 tested.class_accuracy,
                 federation.client_accuracies(start),
                 *(report.metric(name) for name in ("loss", "start_loss", "accuracy")),

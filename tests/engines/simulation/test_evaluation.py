@@ -51,7 +51,7 @@ def test_a_federation_tests_models_together_as_each_alone() -> None:
     models = [federation.initial_model(run) for run in ("a", "b", "c")]
 
     def numbers(tested: Evaluation) -> list[float]:
-        return [tested.accuracy, tested.loss, *tested.class_accuracy.tolist()]
+        return [tested.score, tested.loss, *tested.class_accuracy.tolist()]
 
     together = [numbers(tested) for tested in federation.evaluate(models)]
     assert together == [numbers(federation.evaluate([model])[0]) for model in models]

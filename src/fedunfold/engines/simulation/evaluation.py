@@ -16,6 +16,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.inputs import Inputs, map_inputs
 from fedunfold.core.messages import Evaluation, TrainRequest
 from fedunfold.core.parts import OuterLoss
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.core.task import Task
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
@@ -264,7 +265,7 @@ class ClientEvaluator:
 def evaluation_of(task: Task, statistics: Tensor, loss: float) -> Evaluation:
     """A test from the task's statistics and the mean loss."""
     metrics = task.metrics(statistics)
-    return Evaluation(metrics[task.primary], loss, task.group_scores(statistics), metrics)
+    return Evaluation(metrics[task.primary], loss, task.group_scores(statistics), metrics, PrimaryMetric.of(task))
 
 
 def _is_finite(model: Tensor) -> bool:
