@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from fedunfold.config.client import Client, Epochs, expand_counts
-from fedunfold.config.model import ModelSpec
+from fedunfold.config.model import Model, ModelSpec
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
@@ -114,7 +114,7 @@ class Environment(Settings):
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)] | None = None
-    model: ModelSpec = ModelSpec()
+    model: Model = ModelSpec()
     data: DataSource
     partition: Partition
     clients: Annotated[tuple[Client, ...], BeforeValidator(expand_counts)]
@@ -201,7 +201,7 @@ class Environment(Settings):
         lr: float,
         epochs: Epochs | Mapping[str, Epochs] = 1,
         participation_probability: float | Mapping[str, float] = 1.0,
-        model: ModelSpec | tuple[int, ...] = (),
+        model: Model | tuple[int, ...] = (),
         classes: int | None = None,
         task: Task | None = None,
         clients_per_round: int | None = None,
@@ -249,7 +249,7 @@ class Environment(Settings):
             clients_per_round=clients_per_round,
             client_sampler=client_sampler,
             task=task,
-            model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
+            model=ModelSpec(hidden=model) if isinstance(model, tuple) else model,
             data=MemorySource(data=FederatedData.from_clients(clients, test, classes, task)),
             partition=GivenPartition(),
             clients=tuple(
