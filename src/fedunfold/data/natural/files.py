@@ -6,6 +6,7 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,8 @@ def _download(file: PublicFile, target: Path) -> None:
         with urllib.request.urlopen(file.url, timeout=SECONDS) as response:
             content: bytes = response.read(LARGEST_DOWNLOAD + 1)
     except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
         raise InputError(f"{file.name} could not be downloaded ({first_line(error)}); {by_hand}.") from error
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise InputError(f"{file.name} at {file.url} is not the file that is known (its checksum differs); {by_hand}.")
