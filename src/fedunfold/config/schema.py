@@ -20,7 +20,7 @@ from pydantic import (
 
 from fedunfold.config.client import Client, expand_counts
 from fedunfold.config.fields import BatchSize, Name, OuterSchedule, Rounds, SamplerName, TaskField
-from fedunfold.config.model import ModelSpec
+from fedunfold.config.model import Model, ModelSpec
 from fedunfold.config.training import TrainingSettings
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
@@ -79,7 +79,7 @@ class Environment(Settings):
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: TaskField | None = None
-    model: ModelSpec = ModelSpec()
+    model: Model = ModelSpec()
     data: DataSource
     partition: Partition
     clients: Annotated[tuple[Client, ...], BeforeValidator(expand_counts)]
@@ -239,7 +239,7 @@ class Environment(Settings):
         model = values.pop("model", ())
         return cls(
             task=task,
-            model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
+            model=ModelSpec(hidden=model) if isinstance(model, tuple) else model,
             data=MemorySource(data=data),
             partition=GivenPartition(),
             clients=tuple(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Required, TypedDict
 
 from fedunfold.config.client import Epochs
-from fedunfold.config.model import ModelSpec
+from fedunfold.config.model import Model
 
 
 class TrainingSettings(TypedDict, total=False):
@@ -29,7 +29,7 @@ class TrainingSettings(TypedDict, total=False):
     lr: Required[float]
     epochs: Epochs | Mapping[str, Epochs]
     participation_probability: float | Mapping[str, float]
-    model: ModelSpec | tuple[int, ...]
+    model: Model | tuple[int, ...]
     clients_per_round: int | None
     client_sampler: str
     seed: int
