@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
     from fedunfold.rules.uniform import uniform as uniform
+    from fedunfold.runs.trained_model import load_model as load_model
     from fedunfold.server import adagrad as adagrad
     from fedunfold.server import adam as adam
     from fedunfold.server import yogi as yogi
@@ -102,6 +103,7 @@ _HOMES = {
         "survival",
         "task",
     ),
+    "runs.trained_model": ("load_model",),
     "tracking.callback": ("Callback",),
     "engines.simulation.engine": ("SimulatedFederation",),
     "unfolding.learner": ("Learning",),

@@ -10,6 +10,7 @@ from fedunfold.cli.commands import CommandGroup
 from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
 from fedunfold.cli.env import app as environments
+from fedunfold.cli.export import export
 from fedunfold.cli.learn import learn
 from fedunfold.cli.repeat import repeat
 from fedunfold.cli.report import report
@@ -41,6 +42,7 @@ app.example("fedunfold learn digits-label-skew --out runs/digits --adjoint exact
 app.example("fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
 app.example("fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
 app.example("fedunfold report runs/demo")(report)
+app.example("fedunfold export runs/digits --to onnx")(export)
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")

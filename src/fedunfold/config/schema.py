@@ -275,11 +275,16 @@ class Environment(Settings):
         if isinstance(self.data, MemorySource):
             raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
         content = self.model_dump(mode="json", exclude_none=True)
-        if folder is not None and isinstance(self.data, NpzSource | FeaturesSource):
-            given = resolve(self.data.path, self._folder)
-            if is_plain_file(given):
-                content["data"]["path"] = os.path.relpath(given, folder)
+        if folder is not None and (given := self.data_file) is not None and is_plain_file(given):
+            content["data"]["path"] = os.path.relpath(given, folder)
         return tomli_w.dumps(content)
+
+    @property
+    def data_file(self) -> Path | None:
+        """The file that its data come from, where they come from one."""
+        if isinstance(self.data, NpzSource | FeaturesSource):
+            return resolve(self.data.path, self._folder)
+        return None
 
     def epochs(self, k: int, t: int) -> int:
         """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""

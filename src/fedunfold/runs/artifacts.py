@@ -15,7 +15,8 @@ from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.schema import CLIENT_SCORES, LEARNED, METRICS, MODEL, RESULT, file_name
+from fedunfold.runs.schema import CLIENT_SCORES, LEARNED, METRICS, MODEL, MODEL_RECORD, RESULT, file_name
+from fedunfold.runs.trained_model import ModelRecord
 from fedunfold.tracking.scalars import iteration_records, round_record
 from fedunfold.training.comparison import Comparison
 
@@ -46,6 +47,7 @@ def of_run(environment: Environment, method: str, result: RunResult) -> Files:
         METRICS: _lines_writer(_round_lines(method, 0, result)),
         CLIENT_SCORES: _lines_writer(_client_lines(environment, method, [result])),
         MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(model)),
+        MODEL_RECORD: text_writer(ModelRecord.of(environment).model_dump_json(indent=2) + "\n"),
     }
 
 

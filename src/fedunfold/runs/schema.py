@@ -22,6 +22,7 @@ METRICS = "metrics.jsonl"
 CLIENT_SCORES = "client_scores.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
+MODEL_RECORD = "model.json"
 LEARNED = "weights.safetensors"
 REPORT = "report.html"  # made later, from the others; it is deleted with them
 
