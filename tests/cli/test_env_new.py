@@ -1,6 +1,7 @@
 """`fedunfold env new`, and `env check` and `learn` on what it wrote, as they are typed."""
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedunfold as fu
 from fedunfold.cli import prompts
 from fedunfold.config import Environment
 from tests.cli.conftest import Command
@@ -47,6 +49,87 @@ def test_from_csv_files_to_learned_weights(fedunfold: Command, hospitals: Path) 
     learned = fedunfold("learn", "sites.toml", "--iterations", 1, "--rounds", 2, "--out", "run", "--format", "json")
     assert learned.code == 0, learned.err
     assert Path("run/weights.safetensors").exists()
+
+
+def numbers(folder: Path, columns: str, row: Callable[[np.random.Generator], str]) -> Path:
+    """Three sites with 30 rows each."""
+    folder.mkdir()
+    stream = np.random.default_rng(0)
+    for site in ("a", "b", "c"):
+        lines = [columns, *(row(stream) for _ in range(30))]
+        (folder / f"{site}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_a_column_of_measurements_is_a_regression(fedunfold: Command, tmp_path: Path) -> None:
+    def row(stream: np.random.Generator) -> str:
+        age = stream.integers(20, 80)
+        return f"{age},{stream.normal():.3f},{100 + 2 * age + stream.normal():.2f}"
+
+    numbers(tmp_path / "doses", "age,weight,dose", row)
+    made = fedunfold("env", "new", "doses", "--rounds", 4)
+    assert made.code == 0, made.err
+    assert made.out.startswith("regression of dose.") and "dose was standardised" in made.out
+    assert "task regression." in made.out
+    env = Environment.from_toml("doses.toml")
+    assert env.task == fu.regression() and env.class_names is None
+    assert '[task]\nname = "regression"' in Path("doses.toml").read_text(encoding="utf-8")
+    pooled = env.load().y.double()
+    assert (pooled.mean().item(), pooled.std(correction=0).item()) == pytest.approx((0, 1), abs=1e-5)
+    target = json.loads(Path("doses.columns.json").read_text(encoding="utf-8"))["target"]
+    assert 100 < target["mean"] < 300
+    checked = fedunfold("env", "check", "doses.toml", "--format", "json").json
+    assert (checked["task"], checked["classes"]) == ("regression", [])
+    assert checked["clients"][0]["targets"].keys() == {"mean", "sd"}
+    shown = fedunfold("env", "check", "doses.toml").out
+    assert "task regression, 4 rounds; ready." in shown and "of the target's variance lies between clients" in shown
+    compared = fedunfold("compare", "doses.toml", "--methods", "fedavg", "--trials", 1).out
+    assert "lower is better" in " ".join(compared.split()) and "r2" in compared
+    assert "rmse" in fedunfold("run", "doses.toml").out
+    assert "rmse" in fedunfold("runs", "list").out
+
+
+def test_times_and_events_are_survival(fedunfold: Command, tmp_path: Path) -> None:
+    def row(stream: np.random.Generator) -> str:
+        return f"{stream.normal():.3f},{stream.exponential():.3f},{stream.integers(0, 2)}"
+
+    folder = numbers(tmp_path / "wards", "marker,days,died", row)
+    made = fedunfold("env", "new", "wards", "--time", "days", "--event", "died", "--format", "json")
+    assert made.code == 0, made.err
+    assert made.json["task"] == "survival" and made.json["features"] == 1
+    env = Environment.from_toml("wards.toml")
+    assert env.task == fu.survival() and env.load().y.shape[1] == 2
+    checked = fedunfold("env", "check", "wards.toml", "--format", "json").json
+    assert checked["clients"][0]["targets"].keys() == {"event_rate", "median_time"}
+    to = ("--out", "x.toml")
+    refused(fedunfold("env", "new", "wards", "--time", "days", *to), "--event is needed")
+    refused(fedunfold("env", "new", "wards", "--time", "days", "--event", "dead", *to), "--event", "dead")
+    refused(fedunfold("env", "new", "wards", "--task", "regression", "--time", "days", *to), "--time")
+    refused(fedunfold("env", "new", "wards", "--task", "survival", "--label", "died", *to), "--label")
+    text = (folder / "b.csv").read_text().replace("\n", "\n0.5,1.5,2\n", 1)
+    (folder / "b.csv").write_text(text)
+    refused(fedunfold("env", "new", "wards", "--time", "days", "--event", "died", *to), "b.csv", "0 or 1")
+
+
+@pytest.mark.parametrize(("cell", "what"), [("many", "'many' is no number"), ("", "is empty")])
+def test_a_target_that_is_no_number(fedunfold: Command, tmp_path: Path, cell: str, what: str) -> None:
+    folder = numbers(tmp_path / "doses", "age,dose", lambda stream: f"{stream.normal():.3f},{stream.normal():.3f}")
+    (folder / "b.csv").write_text(f"age,dose\n1,2.5\n3,{cell}\n")
+    refused(fedunfold("env", "new", "doses", "--task", "regression"), "b.csv, line 3, column dose", what)
+
+
+def test_two_values_are_binary(fedunfold: Command, tmp_path: Path) -> None:
+    numbers(tmp_path / "cases", "age,ill", lambda stream: f"{stream.normal():.3f},{stream.integers(0, 2)}")
+    assert fedunfold("env", "new", "cases").code == 0
+    assert Environment.from_toml("cases.toml").task == fu.binary()
+
+
+def test_an_npz_of_numbers(fedunfold: Command, tmp_path: Path) -> None:
+    x, y = np.zeros((6, 2), np.float32), np.arange(6.0)
+    np.savez(tmp_path / "n.npz", x_a=x, y_a=y, x_b=x, y_b=y, x_test=x, y_test=y)
+    made = fedunfold("env", "new", "n.npz", "--task", "regression", "--format", "json")
+    assert made.code == 0, made.err
+    assert Environment.from_toml("n.toml").task == fu.regression()
 
 
 def test_every_setting_by_flags_and_as_json(fedunfold: Command, hospitals: Path) -> None:
@@ -210,7 +293,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Typed:
 
 
 def test_what_is_not_given_is_asked_for(fedunfold: Command, hospitals: Path, terminal: Typed) -> None:
-    terminal("mine", "", "a fifth", "0.4", "7", "", "0.1", "", "none")
+    terminal("mine", "", "", "a fifth", "0.4", "7", "", "0.1", "", "none")
     made = fedunfold("env", "new", "sites")
     assert made.code == 0, made.err
     assert "column to predict (age, pressure, ward, outcome) [outcome]:" in made.err

@@ -27,6 +27,9 @@ def new(
     out: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     name: str | None = None,
     label: Annotated[str | None, Column] = None,
+    task: Literal["classification", "binary", "regression", "survival"] | None = None,
+    time: Annotated[str | None, Column] = None,
+    event: Annotated[str | None, Column] = None,
     test: Annotated[str | None, typer.Option(metavar="FRACTION|FILE")] = None,
     drop: Annotated[list[str] | None, Column] = None,
     scaling: Literal["standard", "none"] | None = None,
@@ -56,6 +59,9 @@ def new(
         out: The environment to write; data go beside it.
         name: What the environment is called.
         label: The column to predict.
+        task: What is predicted; by default what the column looks like.
+        time: For survival: the column of the times.
+        event: For survival: the column of the events, 0 or 1.
         test: Part of each client's rows to test on, or the file, folder or split.
         drop: A column to leave out.
         scaling: Whether numbers are standardised; standard.
@@ -79,6 +85,7 @@ def new(
     from fedunfold.data.config import NpzSource
 
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
+    given |= {"task": task, "time": time, "event": event}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
     answers = Answers(yes or output == "json")
     own = ImportSource.of(source, dataset, given, answers, seed)
@@ -100,7 +107,8 @@ def new(
         name=name,
         description=f"Made from {WORDS[own.kind]}.",
         seed=seed,
-        class_names=found.classes if found.imported is not None else None,
+        class_names=(found.classes or None) if found.imported is not None else None,
+        task=found.task,
         model=ModelSpec(hidden=layers),
         data=NpzSource(path=found.path),
         partition=found.partition,
@@ -186,6 +194,7 @@ def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.
                 "clients": dict(zip(data.keys, data.sizes, strict=True)),
                 "test_samples": test_samples,
                 "features": features,
+                "task": data.task.name,
                 "classes": found.classes,
                 "notes": list(found.notes),
                 "next": commands,
@@ -196,7 +205,7 @@ def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.
         console.say(note)
     console.say(
         f"wrote {', '.join(map(str, files))}: {len(data.keys)} clients, {sum(data.sizes)} training and "
-        f"{test_samples} test samples, {features} features, {len(found.classes)} classes."
+        f"{test_samples} test samples, {features} features, {opt.task_in_words(data.task)}."
     )
     console.say("next:")
     for command in commands:

@@ -10,21 +10,28 @@ from typing import Any, Literal
 from fedunfold.cli import console
 from fedunfold.cli.prompts import Answers
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
+from fedunfold.core.task import TASKS, Task
 from fedunfold.data.config import NpzSource, divide
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.importers import image_folders, image_transform
-from fedunfold.data.importers.csv import csv_files, guess_label, scan_tables
+from fedunfold.data.importers.classes import guess_task
+from fedunfold.data.importers.csv import Table, csv_files, guess_label, scan_tables
 from fedunfold.data.importers.huggingface import HubData
 from fedunfold.data.importers.imported import ImportedData, client_key
 from fedunfold.data.importers.partition_spec import PartitionSpec
-from fedunfold.data.importers.tabular import encode
+from fedunfold.data.importers.tabular import encode, labels_in
 from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition, Partition
+from fedunfold.tasks.classification import Classification
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
 # Which options apply to which kind of source.
 ABOUT: dict[str, tuple[Kind, ...]] = {
     "label": ("tables", "dataset"),
+    "task": ("npz", "tables"),
+    "time": ("tables",),
+    "event": ("tables",),
     "test": ("tables", "images", "dataset"),
     "drop": ("tables", "dataset"),
     "scaling": ("tables", "dataset"),
@@ -35,6 +42,7 @@ ABOUT: dict[str, tuple[Kind, ...]] = {
     "clients": ("npz", "dataset"),
 }
 TEST_FRACTION = 0.2
+TABLE_TASKS = ("classification", "binary", "regression", "survival")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +55,7 @@ class ImportSummary:
     classes: tuple[str, ...]
     imported: ImportedData | None = None
     notes: tuple[str, ...] = ()
+    task: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,10 @@ class ImportSource:
         if self.kind == "npz":
             return self._npz(out)
         imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
-        data = FederatedData.from_clients(imported.clients, imported.test, len(imported.classes))  # the last checks
+        classes = len(imported.classes) or None
+        data = FederatedData.from_clients(imported.clients, imported.test, classes, imported.task)  # the last checks
         path = out.with_suffix(".npz").name
-        return ImportSummary(data, path, GivenPartition(), imported.classes, imported, imported.notes)
+        return ImportSummary(data, path, GivenPartition(), imported.classes, imported, imported.notes, imported.task)
 
     def _npz(self, out: Path) -> ImportSummary:
         path = Path(self.place)
@@ -102,12 +112,12 @@ class ImportSource:
                 raise InputError(
                     "--partitioner: an .npz is partitioned by iid or dirichlet:alpha=0.3, or by editing the file."
                 )
-        elif self.given:
-            option = next(iter(self.given))
+        elif option := next((name for name in self.given if name != "task"), None):
             raise InputError(f"--{option}: {path} has arrays for each client, so it is divided; leave it out.")
-        data = divide(NpzSource(path=str(path.resolve())), partition, keys, Path())
-        classes = tuple(str(c) for c in range(data.classes))
-        return ImportSummary(data, os.path.relpath(path, out.parent), partition, classes)
+        task = None if self.given.get("task") in (None, "classification") else TASKS.make(self.given["task"])
+        data = divide(NpzSource(path=str(path.resolve())), partition, keys, Path(), task=task)
+        classes = tuple(str(c) for c in range(data.classes if data.classes > 1 else 0))
+        return ImportSummary(data, os.path.relpath(path, out.parent), partition, classes, task=task)
 
     def _tables(self) -> ImportedData:
         given = self._given_test()
@@ -115,10 +125,34 @@ class ImportSource:
         if isinstance(given, float) and held is not None:
             raise InputError(f"--test: {held.name} is the test set; leave out the fraction, or move the file.")
         columns = next(iter(clients.values())).columns
-        label = self._label(guess_label(columns), columns)
+        name, label = self._target(columns, list(clients.values()))
         test = held if held is not None else self._fraction(given)
-        made = encode(clients, test, label, seed=self.seed, **self._of_columns())
-        return replace(made, notes=(_on_label(label, made), *made.notes))
+        task = None if name == "classification" else TASKS.make(name)
+        made = encode(clients, test, label, task=task, seed=self.seed, **self._of_columns())
+        made = replace(made, task=task or Classification(len(made.classes)))
+        return replace(made, notes=(_on_target(label, made), *made.notes))
+
+    def _target(self, columns: Sequence[str], tables: Sequence[Table]) -> tuple[str, str | tuple[str, str]]:
+        """The task, and the column or columns to predict."""
+        task: str | None = self.given.get("task")
+        if task is None and ("time" in self.given or "event" in self.given):
+            task = "survival"
+        if task != "survival":
+            label = self._label(guess_label(columns), columns)
+            if task is None:
+                question = f"task ({', '.join(TABLE_TASKS)})"
+                task = self.answers.about("--task", question, None, guess_task(labels_in(tables, label)), _task)
+            if task != "survival":
+                for option in {"time", "event"} & self.given.keys():
+                    raise InputError(f"--{option} is about survival; leave it out for {task}.")
+                return task, label
+        elif "label" in self.given:
+            raise InputError("--label: survival is predicted from --time and --event; leave it out.")
+        by_name = {column.lower(): column for column in columns}
+        about = self.answers.about
+        time = about("--time", "column of the times", self.given.get("time"), by_name.get("time"), str)
+        event = about("--event", "column of the events, 0 or 1", self.given.get("event"), by_name.get("event"), str)
+        return task, (time, event)
 
     def _images(self) -> ImportedData:
         root, given = Path(self.place), self._given_test()
@@ -231,6 +265,20 @@ def _npz_clients(path: Path) -> tuple[str, ...] | None:
     if "x_train" in names:
         return None
     return tuple(sorted(name[2:] for name in names if name.startswith("x_") and name != "x_test"))
+
+
+def _task(text: str) -> str:
+    """A task as it is typed."""
+    if text not in TABLE_TASKS:
+        raise InputError(unknown("task", text, TABLE_TASKS))
+    return text
+
+
+def _on_target(label: str | tuple[str, str], made: ImportedData) -> str:
+    if isinstance(label, str) and made.classes:
+        return _on_label(label, made)
+    assert made.task is not None
+    return f"{made.task.name} of {label if isinstance(label, str) else ' and '.join(label)}."
 
 
 def _on_label(label: str, made: ImportedData) -> str:

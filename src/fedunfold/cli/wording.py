@@ -6,8 +6,9 @@ FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
+        *("event", "time"),
         *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
-        *("resume", "rounds", "test", "threads", "tie_rounds", "update_storage"),
+        *("resume", "rounds", "task", "test", "threads", "tie_rounds", "update_storage"),
     )
 } | {"allow_mapping": "--map", "aggregator": "--aggregator", "folder": "--in"}
 """The option that sets an argument, by the argument's name."""

@@ -17,6 +17,7 @@ COMMENTS = {
     "lr": "local learning rate: halve it if the loss jumps or diverges",
     "seed": "randomness of training; who holds which data does not change",
     "class_names": "the classes by number: the first is 0",
+    "task": "what a model is trained for",
     "model": "hidden layers of the classifier by width; an empty list makes it linear",
     "data": "a relative path counts from this file",
     "partition": "who holds which rows",

@@ -1,9 +1,9 @@
 """The classes that a column of labels names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from fedunfold.data.arrays import Labels
 if TYPE_CHECKING:
     from pandas import Series
 
+FEW = 20
+"""So many whole numbers may be classes; more are taken for measurements."""
 INTEGER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
@@ -21,6 +23,24 @@ def _is_number(text: str) -> bool:
         return "_" not in text and float(text) == float(text)
     except ValueError:
         return False
+
+
+def guess_task(labels: Collection[str]) -> Literal["classification", "binary", "regression"]:
+    """The task that the values of a column suggest.
+
+    Args:
+        labels: The different values.
+
+    Returns:
+        Regression for fractions and for many whole numbers; else classification, binary for two values.
+
+    >>> guess_task(["ill", "well"]), guess_task(["1", "2", "3"]), guess_task(["1.5", "2"])
+    ('binary', 'classification', 'regression')
+    """
+    numbers = all(map(_is_number, labels))
+    if numbers and (len(labels) > FEW or not all(map(INTEGER.fullmatch, labels))):
+        return "regression"
+    return "binary" if len(labels) == 2 else "classification"
 
 
 @dataclass(frozen=True)

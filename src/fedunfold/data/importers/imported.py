@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.task import Task
 from fedunfold.data.arrays import Labels
 from fedunfold.data.vision.splitting import held_out
 from fedunfold.io.atomic import write_atomically
 
-Rows = tuple[NDArray[Any], Labels]
+Rows = tuple[NDArray[Any], NDArray[Any]]
 RESERVED = ("test", "train")  # x_test and x_train in the .npz are no client's
 
 
@@ -32,6 +33,7 @@ class ImportedData:
         classes: The classes' names in the order of their numbers.
         notes: What the user should know.
         recipe: How a raw row becomes features, so that the trained model can be used on new rows; None for images.
+        task: What a model is trained for; without it, classification.
     """
 
     clients: Mapping[str, Rows]
@@ -39,6 +41,7 @@ class ImportedData:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
+    task: Task | None = None
 
 
 def client_key(name: str) -> str:
@@ -82,6 +85,7 @@ def split_off_test(
     test: Rows | float,
     seed: int,
     concatenate: Callable[[list[Any]], Any] = np.concatenate,
+    groups: Callable[[NDArray[Any]], Labels] | None = None,
 ) -> tuple[Mapping[str, Rows], Rows]:
     """Take a part of every client's rows for the test, where there is no test set.
 
@@ -92,6 +96,7 @@ def split_off_test(
             training. Which rows is drawn by (seed, client, class), so that another client's data do not change it.
         seed: Draws the rows.
         concatenate: Joins the clients' x.
+        groups: From targets that are no class numbers to numbers that stand for them here.
 
     Returns:
         The training rows by client, and the test set.
@@ -103,7 +108,8 @@ def split_off_test(
         return clients, test
     if not 0 < test < 1:
         raise InputError(f"`test`: the fraction must lie between 0 and 1, not {test:g}.")
-    masks = {key: held_out(y, classes, test, seed, "own-test", key) for key, (_, y) in clients.items()}
+    held = {key: y if groups is None else groups(y) for key, (_, y) in clients.items()}
+    masks = {key: held_out(y, classes, test, seed, "own-test", key) for key, y in held.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
             f"`test`: a fraction of {test:g} leaves no test row in clients this small; "
@@ -117,7 +123,7 @@ def split_off_test(
 def note_thin_data(clients: Mapping[str, Rows], test: Rows, classes: tuple[str, ...]) -> list[str]:
     """Notes on clients of one training row and classes without a test row."""
     notes = [f"client {key} has a single training row." for key, (_, y) in clients.items() if len(y) == 1]
-    untested = sorted(set(range(len(classes))) - set(test[1].tolist()))
+    untested = sorted(set(range(len(classes))) - set(test[1].tolist())) if classes else []
     if untested:
         names = ", ".join(classes[label] for label in untested[:5]) + (", …" if len(untested) > 5 else "")
         notes.append(f"the test set has no row of class {names}: how well it is learned will not be seen.")

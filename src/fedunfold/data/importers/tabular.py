@@ -9,7 +9,8 @@ long, and whose StandardScaler leaves a million timestamps unscaled because it t
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,10 +18,14 @@ from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
+from fedunfold.core.task import Task
+from fedunfold.data.arrays import Labels
 from fedunfold.data.importers.classes import Classes
 from fedunfold.data.importers.csv import MISSING, NEEDS_PANDAS, Table
 from fedunfold.data.importers.imported import ImportedData, note_thin_data, split_off_test
+from fedunfold.data.importers.number_targets import is_standardised, read_targets, standardise, strata
 from fedunfold.io.limits import TABLE_CLASSES, TABLE_NUMBERS, TABLE_TEXTS
+from fedunfold.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -35,8 +40,9 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 def encode(
     clients: Mapping[str, Table],
     test: Table | float,
-    label: str,
+    label: str | tuple[str, str],
     *,
+    task: Task | None = None,
     drop: Sequence[str] = (),
     scaling: Scaling = "standard",
     seed: int = 0,
@@ -46,9 +52,11 @@ def encode(
     Args:
         clients: A table for each client's key, all with the same columns in any order.
         test: The test set's table, or the fraction of each client's rows of each class that becomes it.
-        label: The column that names the classes.
+        label: The column to predict, or those of the times and of the events of survival.
+        task: What a model is trained for; without it, classification.
         drop: Columns to leave out.
-        scaling: "standard" gives numbers mean 0 and deviation 1 over all training rows, "none" leaves them.
+        scaling: "standard" gives numbers, a regression's targets among them, mean 0 and deviation 1 over all training
+            rows, "none" leaves them.
         seed: Draws the rows of the test set.
 
     Returns:
@@ -59,44 +67,84 @@ def encode(
     """
     pandas = import_extra("pandas", NEEDS_PANDAS)
     tables = [*clients.values(), *([] if isinstance(test, float) else [test])]
-    names = _common_columns(tables, label, drop)
+    targets = (label,) if isinstance(label, str) else label
+    names = _common_columns(tables, targets, drop)
     first_texts = _find_texts(list(clients.values()), names)
-    frames = {key: _read(table, names, label, first_texts) for key, table in clients.items()}
+    frames = {key: _read(table, names, targets, first_texts) for key, table in clients.items()}
     texts = _texts(pandas.concat(frames.values()), names, first_texts)
     missing: Any = sum(frame.isna().sum() for frame in frames.values())
-    classes = Classes.of(_find_labels(clients, frames, label), label)
-    rows = {key: (frame, classes.number(frame[label], clients[key].name)) for key, frame in frames.items()}
+    if task is None or isinstance(task, Classification):
+        classes = Classes.of(_find_labels(clients, frames, targets[0]), targets[0])
+        found: tuple[str, ...] = classes.names
+        groups: Callable[[Any], Labels] | None = None
+        read: Callable[..., NDArray[Any]] = partial(_class_numbers, classes=classes, label=targets[0])
+    else:
+        found, groups = (), partial(strata, task=task)
+        read = partial(read_targets, columns=targets, task=task)
+    rows = {key: (frame, read(frame, table=clients[key].name)) for key, frame in frames.items()}
     held: Any = test
     if not isinstance(test, float):
-        frame = _read(test, names, label, first_texts)
-        held = frame, classes.number(frame[label], test.name)
-    train, (x_test, y_test) = split_off_test(rows, classes.names, held, seed, pandas.concat)
+        frame = _read(test, names, targets, first_texts)
+        held = frame, read(frame, table=test.name)
+    train, tested = split_off_test(rows, found or ("", "event"), held, seed, pandas.concat, groups)
     recipe = _recipe(texts, pandas.concat([x for x, _ in train.values()]), scaling)
+    about: dict[str, Any] = {"label": label, "classes": list(found), "features": recipe}
+    notes = [*_notes(texts, missing, scaling), *note_thin_data(train, tested, found)]
+    if task is not None:
+        about["task"] = task.describe()
+        if is_standardised(task, scaling):
+            train, tested, about["target"] = standardise(train, tested)
+            notes.append(
+                f"{label} was standardised: errors are in its standard deviations, of {about['target']['scale']:.4g}."
+            )
     return ImportedData(
         {key: (apply_recipe(recipe, x), y) for key, (x, y) in train.items()},
-        (apply_recipe(recipe, x_test), y_test),
-        classes.names,
-        (*_notes(texts, missing, scaling), *note_thin_data(train, (x_test, y_test), classes.names)),
-        {"label": label, "classes": list(classes.names), "features": recipe},
+        (apply_recipe(recipe, tested[0]), tested[1]),
+        found,
+        tuple(notes),
+        about,
+        task,
     )
 
 
-def _common_columns(tables: Sequence[Table], label: str, drop: Sequence[str]) -> list[str]:
+def _class_numbers(rows: "DataFrame", table: str, classes: Classes, label: str) -> Labels:
+    return classes.number(rows[label], table)
+
+
+def labels_in(tables: Iterable[Table], label: str) -> set[str]:
+    """The different values of a column, as texts; no more than are enough to see that they are no classes.
+
+    Args:
+        tables: The clients' tables; those without the column count as empty.
+        label: The column.
+    """
+    found: set[str] = set()
+    for table in tables:
+        for block in table.blocks([label], {label}) if label in table.columns else ():
+            found |= set(_strip(block[label]).dropna().unique())
+            if len(found) > TABLE_CLASSES.value:
+                return found
+    return found
+
+
+def _common_columns(tables: Sequence[Table], targets: Sequence[str], drop: Sequence[str]) -> list[str]:
     """The feature columns in the first table's order; every table has to have the same ones."""
     first = tables[0]
     for has, lacks in (pair for table in tables for pair in ((first, table), (table, first))):
         for name in has.columns:
             if name not in drop and name not in lacks.columns:
                 raise InputError(f"{lacks.name} has no column {name}, which {has.name} has; add it, or `drop` it.")
-    if label not in first.columns:
-        raise InputError(f"`label`: {first.name} has no column {label}, only {', '.join(first.columns)}.")
+    options = ("label",) if len(targets) == 1 else ("time", "event")
+    for option, name in zip(options, targets, strict=True):
+        if name not in first.columns:
+            raise InputError(f"`{option}`: {first.name} has no column {name}, only {', '.join(first.columns)}.")
     for name in drop:
-        if name == label or not any(name in table.columns for table in tables):
-            reason = "is the label" if name == label else "is in no file"
+        if name in targets or not any(name in table.columns for table in tables):
+            reason = "is the label" if name in targets else "is in no file"
             raise InputError(f"`drop`: column {name} {reason}; leave it out.")
-    names = [name for name in first.columns if name != label and name not in drop]
+    names = [name for name in first.columns if name not in targets and name not in drop]
     if not names:
-        raise InputError(f"{first.name} has no column but the label {label}; give it features.")
+        raise InputError(f"{first.name} has no column but the label {' and '.join(targets)}; give it features.")
     return names
 
 
@@ -130,12 +178,12 @@ def _find_texts(tables: Sequence[Table], names: Sequence[str]) -> dict[str, str]
     return found
 
 
-def _read(table: Table, names: Sequence[str], label: str, texts: Collection[str]) -> "DataFrame":
-    """Texts and numbers by column, the label's texts among them; NaN for gaps, the index is the line."""
+def _read(table: Table, names: Sequence[str], targets: Sequence[str], texts: Collection[str]) -> "DataFrame":
+    """Texts and numbers by column, the targets' texts among them; NaN for gaps, the index is the line."""
     pandas = import_extra("pandas", NEEDS_PANDAS)
     blocks = []
-    for block in table.blocks([label, *names], {label, *texts}):
-        columns = {name: _strip(block[name]) for name in (label, *texts)}
+    for block in table.blocks([*targets, *names], {*targets, *texts}):
+        columns = {name: _strip(block[name]) for name in (*targets, *texts)}
         for name in names:
             if name in texts:
                 continue
