@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedunfold.api import trained_module as trained_module
     from fedunfold.config import Client as Client
     from fedunfold.config import Environment as Environment
+    from fedunfold.config import GruSpec as GruSpec
     from fedunfold.config import ModelSpec as ModelSpec
     from fedunfold.config import bundled as bundled
     from fedunfold.config import environment as environment
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from fedunfold.unfolding.learner import Learning as Learning
 
 _HOMES = {
-    "config": ("Client", "Environment", "ModelSpec", "bundled", "environment"),
+    "config": ("Client", "Environment", "GruSpec", "ModelSpec", "bundled", "environment"),
     "core.algorithm": ("Algorithm",),
     "core.errors": ("DivergenceError", "FederationError", "FedunfoldError", "InputError", "WriteError"),
     "core.messages": ("ClientUpdates", "RejectedUpdate"),

@@ -33,7 +33,7 @@ class HeldOutSource(NaturalSource):
         seed: Draws them.
     """
 
-    test_fraction: float = Field(0.2, gt=0, lt=1)
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
     seed: Natural = 0
 
     def split_by_owner(

@@ -46,7 +46,7 @@ class ShakespeareSource(NaturalSource):
 
     source: Literal["shakespeare"] = "shakespeare"
     window: Count = 80
-    test_fraction: float = Field(0.2, gt=0, lt=1)
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
 
     def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
         name, text = read_public(FILE)

@@ -31,7 +31,7 @@ class VowelSource(HeldOutSource):
     """
 
     source: Literal["vowel"] = "vowel"
-    test_fraction: float = Field(1 / 3, gt=0, lt=1)
+    test_fraction: float = Field(default=1 / 3, gt=0, lt=1)
 
     def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
         name, text = read_public(FILE)
