@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
     from fedunfold.local import accumulated as accumulated
+    from fedunfold.local import adamw as adamw
+    from fedunfold.local import clipped as clipped
+    from fedunfold.local import decayed as decayed
     from fedunfold.local import momentum as momentum
     from fedunfold.local import nova as nova
     from fedunfold.local import prox as prox
@@ -78,7 +81,7 @@ _HOMES = {
     "core.messages": ("ClientUpdates", "RejectedUpdate"),
     "core.parts": ("RoundDecision",),
     "aggregation": ("krum", "median", "trimmed_mean"),
-    "local": ("accumulated", "momentum", "nova", "prox", "sgd"),
+    "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
