@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from fedunfold.local import nova as nova
     from fedunfold.local import prox as prox
     from fedunfold.local import sgd as sgd
+    from fedunfold.models import lora as lora
+    from fedunfold.models import pretrained as pretrained
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
@@ -83,6 +85,7 @@ _HOMES = {
     "aggregation": ("krum", "median", "trimmed_mean"),
     "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
+    "models": ("lora", "pretrained"),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
