@@ -47,7 +47,7 @@ def _models(name: str, dtype: torch.dtype, rounds: int) -> list[tuple[Tensor, fl
 
     def record(models: Sequence[Tensor]) -> list[Evaluation]:
         tested = evaluate(models)
-        found.append((models[0], tested[0].accuracy))
+        found.append((models[0], tested[0].score))
         return tested
 
     federation.evaluate = record  # type: ignore[method-assign]

@@ -109,7 +109,7 @@ def _judged(federation: SimulatedFederation, weights: Tensor) -> tuple[tuple[flo
         losses.append(found.loss)
     trials = [f"trial-{i}" for i in range(TRIALS)]
     results = run_rounds(federation, fixed(weights), len(weights), trials)
-    return tuple(losses), tuple(100 * result.accuracies[-1] for result in results)
+    return tuple(losses), tuple(100 * result.scores[-1] for result in results)
 
 
 def time_to(standings: Sequence[Standing], loss: float) -> Standing | None:

@@ -101,7 +101,7 @@ def test_the_trained_module_comes_out() -> None:
     result = fu.run(env, "fednova")
     data = env.load()
     right = fu.trained_module(env, result)(data.x_test).argmax(1) == data.y_test
-    assert right.double().mean().item() == pytest.approx(result.accuracies[-1])
+    assert right.double().mean().item() == pytest.approx(result.scores[-1])
 
 
 @pytest.mark.parametrize(

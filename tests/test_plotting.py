@@ -38,7 +38,7 @@ def test_accuracy_shows_mean_and_spread_of_every_method() -> None:
             MethodResult("duw-fedavg", (result(0.6, 0.9), result(0.6, 0.7))),
         ),
     )
-    axes = plotting.accuracy(comparison).axes[0]
+    axes = plotting.scores(comparison).axes[0]
     assert [line.get_ydata() for line in axes.lines] == [
         pytest.approx([60.0, 70.0]),
         pytest.approx([60.0, 80.0]),
@@ -68,13 +68,13 @@ def test_methods_with_different_numbers_of_trials() -> None:
     stopped = Comparison(
         "two-sites", 2, (MethodResult("a", (result(0.5), result(0.6))), MethodResult("b", (result(0.7),)))
     )
-    assert plotting.accuracy(stopped).axes[0].get_title(loc="left").endswith("mean ± sd of 1 to 2 trials")
+    assert plotting.scores(stopped).axes[0].get_title(loc="left").endswith("mean ± sd of 1 to 2 trials")
 
 
 def test_a_trial_that_stopped_early_stays_where_it_was() -> None:
     method = MethodResult("a", (result(0.5, 0.6, 0.7), result(0.7)))
     assert method.rounds == pytest.approx([60.0, 65.0, 70.0])
-    (line,) = plotting.accuracy(Comparison("two-sites", 2, (method,))).axes[0].lines
+    (line,) = plotting.scores(Comparison("two-sites", 2, (method,))).axes[0].lines
     assert line.get_ydata() == pytest.approx([60.0, 65.0, 70.0])
 
 

@@ -14,6 +14,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory, device_of
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
 from fedunfold.engines.simulation import SimulatedFederation
@@ -111,7 +112,7 @@ def run(
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "fedavg")
-    >>> len(result.accuracies)
+    >>> len(result.scores)
     10
     """
     chosen = as_method(method)
@@ -125,7 +126,9 @@ def run(
         only = range(trial, trial + 1)
         (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint)
         last = result.evaluations[-1]
-        callbacks.on_results([{"method": chosen.name, "accuracy": 100 * last.accuracy, "loss": last.loss}])
+        shown = last.primary.shown(last.score, last.metrics)
+        score = {last.primary.name: shown[last.primary.name], "loss": last.loss}
+        callbacks.on_results([{"method": chosen.name, **score, "metrics": shown}])
     return result
 
 
@@ -155,10 +158,10 @@ def trained_module(
     return SimulatedFederation(environment(env), model=model).module(result.model)
 
 
-def client_accuracies(
+def client_scores(
     env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
 ) -> list[list[float]]:
-    """Accuracy of every run's final model on each client's own training data.
+    """The primary metric of every run's final model on each client's own training data.
 
     Args:
         env: The environment of the runs.
@@ -166,11 +169,11 @@ def client_accuracies(
         model: The function that built their classifier, where it was not the environment's own.
 
     Returns:
-        Of every run a fraction for each client.
+        Of every run a number for each client; fractions are not in percent.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew")
-    >>> len(client_accuracies("digits-label-skew", [result])[0])
+    >>> len(client_scores("digits-label-skew", [result])[0])
     5
     """
     if not results:
@@ -335,6 +338,7 @@ def _described(command: str, federation: SimulatedFederation, dtype: torch.dtype
         "command": command,
         "environment": env.name,
         "clients": list(federation.data.keys),
+        "metric": PrimaryMetric.of(federation.data.task).describe(),
         **env.model_dump(include={"rounds", "batch_size", "lr", "seed"}),
         "device": str(federation.device),
         "dtype": str(dtype).removeprefix("torch."),

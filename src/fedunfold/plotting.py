@@ -30,20 +30,23 @@ class ShownFigure(Figure):
         return content.getvalue()
 
 
-def accuracy(comparison: Comparison) -> Figure:
-    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation.
+def scores(comparison: Comparison) -> Figure:
+    """The test's primary metric after every round: the mean of the trials, shaded by one standard deviation.
 
     Args:
-        comparison: What was compared; a trial that stopped early stays at its last accuracy.
+        comparison: What was compared; a trial that stopped early stays at its last score.
 
     Raises:
         InputError: It is something else.
     """
     _check(comparison, Comparison)
-    figure, axes = _canvas(f"{comparison.environment}: test accuracy, {_trials(comparison)}")
+    primary = comparison.primary
+    figure, axes = _canvas(f"{comparison.environment}: test {primary.label}, {_trials(comparison)}")
     for i, result in enumerate(comparison.methods):
-        draw_curves(axes, 100 * np.array(result.curves), i, f"{result.name}  {result.mean:.1f}")
-    axes.set(xlabel="round", ylabel="accuracy on the test set (%)")
+        label = f"{result.name}  {primary.text(result.mean)}"
+        draw_curves(axes, primary.factor() * np.array(result.curves), i, label)
+    percent = " (%)" if primary.is_percentage else ""
+    axes.set(xlabel="round", ylabel=f"{primary.label} on the test set{percent}{primary.direction}")
     axes.legend(frameon=False, title="method, last round")
     return figure
 

@@ -48,12 +48,12 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
     compared = fedunfold("compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json").json
-    assert set(compared) == {"environment", "trials", "methods", "folder"}
+    assert set(compared) == {"environment", "trials", "metric", "methods", "folder"}
     assert compared["environment"] == "two-sites"
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]
     for entry in compared["methods"]:
-        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "rounds", "warnings"}
+        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "metrics", "rounds", "warnings"}
         assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
         assert 0 <= entry["accuracy_mean"] <= 100
 
@@ -80,7 +80,7 @@ def test_compare_writes_records_and_figures(fedunfold: Command, two_sites: Calla
         "federation.json",
         "result.json",
         "metrics.jsonl",
-        "client_accuracy.jsonl",
+        "client_scores.jsonl",
         "accuracy.png",
         "duw-fednova.safetensors",
         "duw-fednova-weights.png",

@@ -17,7 +17,7 @@ from tests.cli.test_bad_input import refused
 Federation = Callable[..., Path]
 RUN_FILES = {
     *("settings.json", "environment.toml", "federation.json"),
-    *("metrics.jsonl", "client_accuracy.jsonl", "model.safetensors"),
+    *("metrics.jsonl", "client_scores.jsonl", "model.safetensors"),
 }
 
 
@@ -43,7 +43,7 @@ def test_learning_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites:
 def test_comparing_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
     command = ("compare", two_sites(), "--methods", "fedavg", "--trials", 1)
     assert fedunfold(*command).out.endswith("records and figures are in runs/compare-two-sites\n")
-    assert set(fedunfold(*command, "--format", "json").json) == {"environment", "trials", "methods", "folder"}
+    assert set(fedunfold(*command, "--format", "json").json) == {"environment", "trials", "metric", "methods", "folder"}
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}
     fedunfold(*command, "--overwrite", "--seed", 5)
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}
@@ -175,13 +175,13 @@ def test_a_folder_says_how_each_client_is_served(
 ) -> None:
     env = two_sites()
     fedunfold("compare", env, "--methods", "fedavg,fednova", "--trials", 2, "--out", "kept", "--dtype", dtype)
-    lines = [json.loads(line) for line in (tmp_path / "kept" / "client_accuracy.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "kept" / "client_scores.jsonl").read_text().splitlines()]
     assert [(line["method"], line["trial"]) for line in lines] == [
         *(("fedavg", 0), ("fedavg", 1)),
         *(("fednova", 0), ("fednova", 1)),
     ]
     result = fu.run(env, "fednova", trial=1, dtype=getattr(torch, dtype))
     model = fu.trained_module(env, result)
-    for key, found in zip("ab", lines[-1]["client_accuracy"], strict=True):
+    for key, found in zip("ab", lines[-1]["client_scores"], strict=True):
         predicted = model(torch.from_numpy(site_data[f"x_{key}"])).argmax(1).numpy()
         assert found == pytest.approx(100 * (predicted == site_data[f"y_{key}"]).mean())

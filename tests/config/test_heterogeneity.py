@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 
+import fedunfold as fu
 from fedunfold.config import Environment, environment
 from fedunfold.config.heterogeneity import Heterogeneity
 from fedunfold.config.recommendation import recommend
+from fedunfold.core.task import Task
 
 
 def federation(counts: list[list[int]], **settings: Any) -> Environment:
@@ -45,6 +48,53 @@ def test_worked_by_hand() -> None:
     assert found.expected_present == pytest.approx(1.3)
     assert found.nobody == pytest.approx(0.5 * 0.2)
     assert found.sole_holders == {"1": "c1", "2": "c1"}
+
+
+def numbers(*targets: list[Any], task: Task | None = None) -> Environment:
+    """Clients with these targets."""
+    clients = {f"c{k}": (np.zeros((len(y), 1)), np.array(y)) for k, y in enumerate(targets)}
+    test = np.zeros((1, 1)), np.array(targets[0][:1])
+    return Environment.from_arrays(clients, test, task=task or fu.regression(), rounds=3, batch_size=4, lr=0.1)
+
+
+def test_numbers_by_means_spread_and_distance_of_their_distributions() -> None:
+    """ȳ = 4; means 2 and 8; Σ N_k (ȳ_k − ȳ)² = 4·4 + 2·16 = 48 of Σ (y − ȳ)² = 48 + 20 + 2."""
+    first, second = [-1.0, 1.0, 3.0, 5.0], [7.0, 9.0]
+    found = measured(numbers(first, second))
+    assert found.targets == {
+        "c0": pytest.approx({"mean": 2.0, "sd": (20 / 3) ** 0.5}),
+        "c1": pytest.approx({"mean": 8.0, "sd": 2**0.5}),
+    }
+    assert found.between == pytest.approx(48 / 70)
+    distances = {key: ks_2samp(own, first + second).statistic for key, own in (("c0", first), ("c1", second))}
+    assert found.divergence == pytest.approx(distances)
+    assert (found.subject, found.sole_holders) == ("targets", {})
+    assert "targets differ: clients diverge" in recommend(found).reasons[0]
+
+
+def test_survival_by_event_rates_and_times() -> None:
+    found = measured(
+        numbers([[1.0, 1.0], [3.0, 1.0], [5.0, 0.0]], [[2.0, 0.0], [4.0, 0.0], [6.0, 0.0]], task=fu.survival())
+    )
+    assert found.targets["c0"] == pytest.approx({"event_rate": 2 / 3, "median_time": 3.0})
+    assert found.targets["c1"] == pytest.approx({"event_rate": 0.0, "median_time": 4.0})
+    assert found.divergence == pytest.approx({"c0": 1 / 3, "c1": 1 / 3})
+    assert found.between is None
+
+
+def test_tokens_by_how_often_each_occurs() -> None:
+    found = measured(numbers([[0, 0], [0, 1]], [[1, 1], [1, 0]], task=fu.next_token(2)))
+    assert found.divergence == pytest.approx({"c0": 0.25, "c1": 0.25})
+    assert found.targets == {}
+
+
+def test_alike_numbers_are_alike() -> None:
+    alike = [1.0, 2.0, 3.0]
+    found = measured(numbers(alike, alike))
+    assert found.mean_divergence == found.between == 0
+    assert recommend(found).reasons == (
+        "clients are alike in targets, sizes, epochs and participation: weights by size are hard to beat.",
+    )
 
 
 def test_classes_go_by_their_names() -> None:

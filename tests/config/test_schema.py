@@ -296,7 +296,7 @@ def test_npz_divided_already(tmp_path: Path) -> None:
     swapped = environment(written(tmp_path, clients='[{key = "b"}, {key = "a"}]', **source))
     assert swapped.load().keys == ("b", "a")
     for clients, named in (
-        ('[{key = "a"}]', "client b is only in the file"),
+        ('[{key = "a"}]', "client b is only in the data"),
         ('[{key = "a"}, {key = "b"}, {key = "c"}]', "client c is only in the environment"),
     ):
         with pytest.raises(InputError, match=named):

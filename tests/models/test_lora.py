@@ -117,7 +117,7 @@ def test_a_base_in_half_precision_stays_as_it_is_and_is_there_once(kind: str, tm
     with torch.no_grad():
         outputs = modules[1](**{name: t if t.dtype == torch.int64 else t.float() for name, t in inputs.items()})
     metrics = data.task.metrics(data.task.statistics(outputs.float(), data.y_test))
-    assert metrics[data.task.primary] == pytest.approx(result.accuracies[-1], rel=1e-3)
+    assert metrics[data.task.primary] == pytest.approx(result.scores[-1], rel=1e-3)
 
 
 def test_a_run_starts_as_the_base_predicts_and_adamw_improves_it(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_text_classification(tmp_path: Path) -> None:
     test = texts(4, stream)[0], np.arange(4) % 2
     env = fu.Environment.from_arrays(rows, test, rounds=1, batch_size=3, lr=0.1, task=fu.binary())
     model = fu.lora(tiny_encoder(tmp_path / "bert"), fu.binary(), r=RANK)
-    assert fu.run(env, model=model).accuracies[-1] >= 0
+    assert fu.run(env, model=model).scores[-1] >= 0
     names = ParamLayout.of(model()).names
     assert {"model.classifier.weight", "model.classifier.bias"} < set(names)
 

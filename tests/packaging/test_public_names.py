@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a type's name": (lambda: fu.run(ENV, dtype="float64"), "'float64'"),  # type: ignore[arg-type]
     "whole numbers": (lambda: fu.run(ENV, dtype=torch.int64), "torch.int64"),
     "weights of an environment": (lambda: fu.plot.weights(ENV), "LearnedWeights, not a Environment"),  # type: ignore[arg-type]
-    "accuracy of weights": (lambda: fu.plot.accuracy(fu.size()), "Comparison, not a Rule"),  # type: ignore[arg-type]
+    "accuracy of weights": (lambda: fu.plot.scores(fu.size()), "Comparison, not a Rule"),  # type: ignore[arg-type]
 }
 
 

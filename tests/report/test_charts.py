@@ -8,7 +8,7 @@ from tests.support.run_records import federation, group, learned, method, run
 
 
 def test_accuracy_shows_mean_and_spread() -> None:
-    chart = charts.accuracy(group(method("fedavg", [[50, 60], [70, 80]]), method("one", [[1, 2]])))
+    chart = charts.scores(group(method("fedavg", [[50, 60], [70, 80]]), method("one", [[1, 2]])))
     band, mean, one = chart["data"]
     assert mean["y"] == [60, 70]
     assert band["y"] == pytest.approx([60 + 200**0.5, 70 + 200**0.5, 70 - 200**0.5, 60 - 200**0.5], rel=1e-5)

@@ -120,9 +120,9 @@ def test_every_chart_is_one_that_plotly_knows(tmp_path: Path) -> None:
 
 def test_a_folder_of_learned_weights_only(tmp_path: Path) -> None:
     html = page_of(write_run(tmp_path / "kept", command="learn"))
-    assert "Not in this report: test accuracies." in html
+    assert "Not in this report: test results." in html
     assert 'id="weights"' in html
-    assert 'id="accuracy"' not in html
+    assert 'id="scores"' not in html
 
 
 def test_settings_within_settings_end_somewhere(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def test_a_whole_run(tmp_path: Path) -> None:
     (run,) = read_runs([write_run(tmp_path / "kept")])
     assert (run.label, run.clients) == ("kept", ("north", "south"))
     fedavg, duw = run.methods
-    assert fedavg.accuracy.tolist() == [[40, 41], [40, 41]]
+    assert fedavg.scores.tolist() == [[40, 41], [40, 41]]
     assert np.array_equal(duw.class_accuracy, [[90, np.nan, 30]] * 2, equal_nan=True)
-    assert duw.client_accuracy.tolist() == [[80, 50]] * 2
+    assert duw.client_scores.tolist() == [[80, 50]] * 2
     assert duw.weights.tolist() == [[0.4, 0.6]] * 2
     assert list(run.learned) == ["duw"]
 
@@ -36,7 +36,7 @@ def test_weights_are_found_by_their_methods_name(tmp_path: Path) -> None:
     assert list(run.learned) == ["duw"] == [run.methods[1].name]
 
 
-@pytest.mark.parametrize("file", ["federation.json", "metrics.jsonl", "client_accuracy.jsonl", "duw.safetensors"])
+@pytest.mark.parametrize("file", ["federation.json", "metrics.jsonl", "client_scores.jsonl", "duw.safetensors"])
 def test_files_that_are_missing(tmp_path: Path, file: str) -> None:
     folder = write_run(tmp_path / "kept")
     (folder / file).unlink()
@@ -77,7 +77,7 @@ def test_folders_of_another_version(tmp_path: Path, version: str, words: tuple[s
         ("settings.json", b"\xff\xfe", ("UTF-8",)),
         ("federation.json", b'{"clients": []}', ("federation.json",)),
         ("metrics.jsonl", b'{"method": "a"}\n', ("metrics.jsonl, line 1", "missing")),
-        ("client_accuracy.jsonl", b"nonsense\n", ("client_accuracy.jsonl, line 1",)),
+        ("client_scores.jsonl", b"nonsense\n", ("client_scores.jsonl, line 1",)),
         ("duw.safetensors", b"nonsense", ("duw.safetensors",)),
     ],
 )
@@ -111,8 +111,8 @@ def test_lines_that_cannot_be(tmp_path: Path, field: str, value: object, word: s
     [
         ("metrics.jsonl", "[0.4, 0.6]", "[0.4, 0.3, 0.3]"),
         ("metrics.jsonl", "[90.0, null, 10.0]", "[90.0, 10.0]"),
-        ("client_accuracy.jsonl", "[80.0, 30.0]", "[80.0]"),
-        ("client_accuracy.jsonl", '"fedavg"', '"fednova"'),
+        ("client_scores.jsonl", "[80.0, 30.0]", "[80.0]"),
+        ("client_scores.jsonl", '"fedavg"', '"fednova"'),
     ],
 )
 def test_numbers_of_clients_and_classes_that_differ(tmp_path: Path, file: str, before: str, after: str) -> None:

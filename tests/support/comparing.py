@@ -21,6 +21,7 @@ from fedunfold.engines.simulation.backends.cuda.local_training import CudaTraine
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.batching import ClientSlice, plan_batches
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
+from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.local import nova, prox, sgd
 from fedunfold.rules.size import size
 from fedunfold.tasks import classification
@@ -97,7 +98,8 @@ class Comparison:
     ) -> None:
         """Compare models, losses, sums of gradients and the backward pass, where these are requested and supported. A
         `spoilt` weight lets one slot diverge."""
-        reference = TorchTrainer(*self._parts(sides, update, outer, CPU, torch.float64), 2**30)
+        parts = self._parts(sides, update, outer, CPU, torch.float64)
+        reference = TorchTrainer(*parts[:-1], MemorySamples(parts[-1], parts[1]), 2**30)
         trainer = self.make(*self._parts(sides, update, outer, self.device, self.dtype))
         size = reference.kernel.layout.num_params
         start = torch.randn(SLOTS, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 0.2

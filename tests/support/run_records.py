@@ -122,11 +122,11 @@ def write_run(
             for t in range(2)
         ]
         ends = [
-            {"method": method, "trial": trial, "client_accuracy": [80.0, 30.0 + 20 * number]}
+            {"method": method, "trial": trial, "client_scores": [80.0, 30.0 + 20 * number]}
             for number, method in enumerate(methods)
             for trial in range(2)
         ]
-        for file, records in (("metrics.jsonl", lines), ("client_accuracy.jsonl", ends)):
+        for file, records in (("metrics.jsonl", lines), ("client_scores.jsonl", ends)):
             (folder / file).write_text("".join(json.dumps(record) + "\n" for record in records))
             files.append(file)
     content = {"command": command, "environment": name, "version": VERSION, "seed": 0, "files": files, **settings}

@@ -20,6 +20,7 @@ from fedunfold.core.inputs import Inputs, cast, take
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import RoundRng, epochs_at
 from fedunfold.core.parts import State
+from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
 from tests.support.federations import participation
@@ -80,6 +81,7 @@ class Unrolled:
 
     def batches(self, run: str, t: int, k: int) -> list[tuple[Inputs, Tensor]]:
         own = slice(self.data.offsets[k], self.data.offsets[k + 1])
+        assert not isinstance(self.data.inputs, DatasetRows)
         x, y = take(self.data.inputs, own), self.data.y[own].clone()
         out = []
         for epoch in range(self.epochs(k, t)):

@@ -31,7 +31,7 @@ class Recorder(fu.Callback):
         self.heard.append(("on_outer_step", method, len(so_far.losses), iterations))
 
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
-        self.heard.append(("on_round_end", method, trial, round_index, evaluation.accuracy))
+        self.heard.append(("on_round_end", method, trial, round_index, evaluation.score))
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.heard.append(("on_trial_end", method, trial, trials, result))
@@ -67,10 +67,10 @@ def test_a_run_is_told() -> None:
     recorder = Recorder()
     result = fu.run(tiny(), "fednova", trial=4, callback=recorder)
     assert recorder.order == ["on_start", *["on_round_end"] * 3, "on_trial_end", "on_results", "on_end"]
-    rounds = [("on_round_end", "fednova", 4, t, accuracy) for t, accuracy in enumerate(result.accuracies)]
+    rounds = [("on_round_end", "fednova", 4, t, accuracy) for t, accuracy in enumerate(result.scores)]
     assert recorder.heard[1:4] == rounds
     assert recorder.heard[4][-1] is result
-    assert recorder.heard[5][1][0]["accuracy"] == 100 * result.accuracies[-1]
+    assert recorder.heard[5][1][0]["accuracy"] == 100 * result.scores[-1]
 
 
 def test_a_comparison_is_told_method_by_method() -> None:

@@ -8,6 +8,7 @@ import torch
 import fedunfold as fu
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.tracking import CallbackList
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.early_stopping import EarlyStopping
@@ -26,7 +27,14 @@ def test_a_trial_stops_after_so_many_rounds_without_improvement() -> None:
 
 
 def test_accuracy_is_watched_the_other_way_round() -> None:
-    assert stops(EarlyStopping(1, metric="accuracy"), [0.9, 0.5, 0.6]) == [False, False, True]
+    assert stops(EarlyStopping(1, metric="score"), [0.9, 0.5, 0.6]) == [False, False, True]
+
+
+def test_an_error_that_falls_improves() -> None:
+    error = PrimaryMetric("rmse", greater_is_better=False, percentages=frozenset())
+    stopping = EarlyStopping(1, metric="score")
+    tests = [Evaluation(score, 1.0, primary=error) for score in (9.0, 8.0, 8.5)]
+    assert [stopping.on_round_end("fedavg", 0, t, test) for t, test in enumerate(tests)] == [False, False, True]
 
 
 def test_small_improvements_do_not_count() -> None:
@@ -91,7 +99,7 @@ class StopAfter(Callback):
 def test_a_run_that_is_stopped_has_the_rounds_until_then() -> None:
     whole, stopped = fu.run(tiny()), fu.run(tiny(), callback=StopAfter(1))
     assert len(whole.evaluations) == 3
-    assert stopped.accuracies == whole.accuracies[:2]
+    assert stopped.scores == whole.scores[:2]
     assert torch.equal(stopped.weights, whole.weights[:2])
 
 

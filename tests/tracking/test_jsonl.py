@@ -23,7 +23,7 @@ def test_every_line_is_there_as_soon_as_it_is_told(tmp_path: Path) -> None:
     class Reader(fu.Callback):
         def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
             record = lines(file)[-1]
-            assert (record["round"], record["accuracy"]) == (round_index, 100 * evaluation.accuracy)
+            assert (record["round"], record["accuracy"]) == (round_index, 100 * evaluation.score)
             seen_on_disk.append(round_index)
 
     fu.run(tiny(), callback=CallbackList(JsonLines(file), Reader(), log=pytest.fail))
@@ -41,7 +41,7 @@ def test_what_a_comparison_writes(tmp_path: Path) -> None:
     assert began["began"]["clients"] == list(learned.client_ids)
     assert [line["outer_loss"] for line in work[:2]] == learned.losses.tolist()
     assert list(work[1]["mean_weights"].values()) == pytest.approx(learned.weights.mean(0).tolist())
-    assert [line["accuracy"] for line in work[2:5]] == [100 * a for a in compared.methods[0].trials[0].accuracies]
+    assert [line["accuracy"] for line in work[2:5]] == [100 * a for a in compared.methods[0].trials[0].scores]
     assert work[5]["weights"] == compared.methods[0].trials[0].weights.tolist()
     assert table["table"] == [compared.methods[0].as_row()]
     seconds = [line["seconds"] for line in (*work, table)]

@@ -192,13 +192,13 @@ def test_results_and_callback() -> None:
     assert torch.equal(result.weights, torch.tensor([plain.shares] * 3, dtype=torch.float64))
     assert [t for t, _ in seen] == [0, 1, 2]
     assert tuple(test for _, test in seen) == result.evaluations
-    assert result.accuracies == [test.accuracy for _, test in seen]
+    assert result.scores == [test.score for _, test in seen]
 
     data = env.load()
     logits = plain.module(result.model)(data.x_test.double())
     right = logits.argmax(1) == data.y_test
     last = result.evaluations[-1]
-    assert last.accuracy == pytest.approx(right.double().mean().item())
+    assert last.score == pytest.approx(right.double().mean().item())
     assert last.loss == pytest.approx(nn.functional.cross_entropy(logits, data.y_test).item())
     per_class = [right[data.y_test == c].double().mean().item() for c in range(3)]
     assert last.class_accuracy.tolist() == pytest.approx(per_class)
@@ -369,7 +369,7 @@ def test_batched_runs_are_runs_apart(rule: Rule) -> None:
             alone = run_one(simulated(env), rule, env.rounds, run=name)
             assert torch.equal(found.model, alone.model)
             assert torch.equal(found.weights, alone.weights)
-            assert found.accuracies == alone.accuracies
+            assert found.scores == alone.scores
     assert seen == 2 * [(t, 3) for t in range(env.rounds)]
 
 

@@ -49,7 +49,7 @@ def assert_equal(found: RunResult, expected: RunResult) -> None:
     assert torch.equal(found.model, expected.model)
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.participated, expected.participated)
-    assert found.accuracies == expected.accuracies
+    assert found.scores == expected.scores
     for ours, theirs in zip(found.evaluations, expected.evaluations, strict=True):
         assert torch.equal(ours.class_accuracy, theirs.class_accuracy)
 

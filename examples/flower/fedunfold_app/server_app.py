@@ -36,8 +36,8 @@ def main(grid: Grid, context: Context) -> None:
         rounds = clients.environment.rounds
         (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state)
         last = result.evaluations[-1]
-        runs[name] = {"accuracy": last.accuracy, "loss": last.loss, "participated": result.participated.int().tolist()}
-        print(f"{name}: {100 * last.accuracy:.1f} % after {len(result.accuracies)} rounds", flush=True)
+        runs[name] = {"accuracy": last.score, "loss": last.loss, "participated": result.participated.int().tolist()}
+        print(f"{name}: {100 * last.score:.1f} % after {len(result.scores)} rounds", flush=True)
     report = {
         "clients": [client.client_id for client in clients.clients],
         "rounds": clients.environment.rounds,

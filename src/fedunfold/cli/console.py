@@ -70,20 +70,25 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words
 
 
 def comparison_table(comparison: "Comparison") -> Table:
-    """Accuracy after the last round, and what each method gains over the first."""
-    first = comparison.methods[0]
+    """The primary metric after the last round, what each method gains over the first, and the other metrics."""
+    first, primary, others = comparison.methods[0], comparison.primary, comparison.other_metrics
     rows = (
         (
             result.name,
             str(len(result.trials)),
             result.spread,
-            "" if result is first else f"{result.mean - first.mean:+.1f}",
-            f"{result.worst_class:.1f}",
+            "" if result is first else _signed(primary.text(primary.gain(result.mean, over=first.mean))),
+            *(cells[i] for cells in others.values()),
         )
-        for result in comparison.methods
+        for i, result in enumerate(comparison.methods)
     )
-    title = f"{comparison.environment}, accuracy on the test set after the last round"
-    return table(title, ("method", "trials", "mean ± sd (%)", "gain", "worst class (%)"), rows)
+    title = f"{comparison.environment}, {primary.label} on the test set after the last round{primary.direction}"
+    percent = " (%)" if primary.is_percentage else ""
+    return table(title, ("method", "trials", f"mean ± sd{percent}", "gain", *others), rows)
+
+
+def _signed(number: str) -> str:
+    return number if number.startswith("-") else f"+{number}"
 
 
 def weights_table(learned: "LearnedWeights", step_sizes: Sequence[float] = (), most: int = 12) -> Table:

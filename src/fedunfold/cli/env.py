@@ -1,6 +1,7 @@
 """`fedunfold env`: what federations there are, and what is in them."""
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -60,7 +61,8 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
         {
             "key": client.key,
             "samples": size,
-            "label_counts": counts.tolist(),
+            "label_counts": counts.tolist() if data.classes > 1 else None,
+            "targets": heterogeneity.targets.get(client.key),
             "divergence": heterogeneity.divergence[client.key],
             "epochs": client.epochs,
             "participation_probability": client.participation_probability,
@@ -72,7 +74,8 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
             {
                 "environment": found.name,
                 "test_samples": len(data.y_test),
-                "classes": [found.class_name(c) for c in range(data.classes)],
+                "task": data.task.name,
+                "classes": [found.class_name(c) for c in range(data.classes if data.classes > 1 else 0)],
                 "clients": clients,
                 "heterogeneity": asdict(heterogeneity),
                 "outlook": asdict(expected),
@@ -84,19 +87,22 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
             client["key"],
             str(client["samples"]),
             f"{100 * client['samples'] / total:.1f} %",
-            _labels(found, client["label_counts"]),
+            *_held(found, client),
             f"{client['divergence']:.2f}",
             _epochs(client["epochs"]),
             f"{client['participation_probability']:g}",
         )
         for client in clients
     )
-    heads = ("client", "samples", "share", "labels", "divergence", "epochs", "participation_probability")
-    console.out.print(console.table("clients", heads, rows, words=(0, 3)))
+    held = ("labels",) if data.classes > 1 else tuple(name.replace("_", " ") for name in clients[0]["targets"] or ())
+    heads = ("client", "samples", "share", *held, "divergence", "epochs", "participation_probability")
+    console.out.print(console.table("clients", heads, rows, words=(0, 3) if data.classes > 1 else (0,)))
     console.say(
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
-        f"{data.classes} classes, {found.rounds} rounds; ready."
+        f"{opt.task_in_words(data.task)}, {found.rounds} rounds; ready."
     )
+    if heterogeneity.between is not None:
+        console.say(f"{100 * heterogeneity.between:.0f} % of the target's variance lies between clients.")
     console.say(
         f"The largest client has {heterogeneity.size_ratio:.3g} times the samples of the smallest; in a round "
         f"{heterogeneity.expected_present:.3g} clients are expected, with probability {heterogeneity.nobody:.2g} none."
@@ -112,6 +118,13 @@ _ANSWERS = {
     "perhaps": "Perhaps: where clients were like this the gain was small, or only sometimes there.",
     "unlikely": "Not likely: begin with FedAvg, which costs nothing to learn.",
 }
+
+
+def _held(env: "Environment", client: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a client's labels or targets are, a text for each column."""
+    if client["label_counts"] is not None:
+        return (_labels(env, client["label_counts"]),)
+    return tuple(f"{value:.4g}" for value in (client["targets"] or {}).values())
 
 
 def _labels(env: "Environment", counts: list[int]) -> str:

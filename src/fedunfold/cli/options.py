@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedunfold.config import Environment
+    from fedunfold.core.task import Task
     from fedunfold.unfolding import Learning
 
 
@@ -44,6 +45,11 @@ Folder = Annotated[Path | None, typer.Option(metavar="DIR")]
 Precision = Literal["float32", "float64"]
 AbsentLoss = Literal["evaluate", "skip"]
 Schedule = Literal["fast", "paper"]
+
+
+def task_in_words(task: "Task") -> str:
+    """What a summary says of a task."""
+    return f"{task.num_groups} classes" if task.num_groups > 1 else f"task {task.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ def run(
     """
     from fedunfold import api
     from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file, precision_of
+    from fedunfold.core.primary_metric import finite
     from fedunfold.runs.artifacts import of_run
     from fedunfold.training import methods
 
@@ -65,13 +66,17 @@ def run(
             files = of_run(environment, chosen.name, result)
             written = folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
             tracker.on_artifacts(written)
+    last = result.evaluations[-1]
+    primary, factor = last.primary, last.primary.factor()
     if options.output == "json":
         console.print_json(
             {
                 "environment": environment.name,
                 "method": chosen.name,
-                "accuracy": 100 * result.accuracies[-1],
-                "rounds": [100 * accuracy for accuracy in result.accuracies],
+                primary.name: finite(factor * result.scores[-1]),
+                "metric": primary.describe(),
+                "metrics": primary.shown(last.score, last.metrics),
+                "rounds": [finite(factor * score) for score in result.scores],
                 "losses": [evaluation.loss for evaluation in result.evaluations],
                 "weights": result.weights.tolist(),
                 "rejected": [asdict(entry) for entry in result.rejected],
@@ -80,7 +85,8 @@ def run(
         )
         return
     for t, evaluation in enumerate(result.evaluations):
-        console.out.print(f"round {t + 1:3d}  accuracy {100 * evaluation.accuracy:5.1f} %  loss {evaluation.loss:.4f}")
+        score = f"{primary.label} {primary.text(factor * evaluation.score):>5}{primary.unit()}"
+        console.out.print(f"round {t + 1:3d}  {score}  loss {evaluation.loss:.4f}")
     console.note(result.warnings)
     if folder is not None:
         console.say(f"records and the trained model are in {folder.path}")

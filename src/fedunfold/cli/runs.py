@@ -57,7 +57,7 @@ def show(run: Annotated[str, typer.Argument(metavar="RUN")], folder: In = RUNS, 
     Args:
         run: Its name, as `fedunfold runs list` shows.
     """
-    from fedunfold.runs.catalog import MEASURES, find_run
+    from fedunfold.runs.catalog import find_run
     from fedunfold.tracking.scalars import flattened
 
     found = find_run(run, folder)
@@ -68,7 +68,7 @@ def show(run: Annotated[str, typer.Argument(metavar="RUN")], folder: In = RUNS, 
     settings = flattened({name: value for name, value in found.settings.items() if name != "files"})
     shown = {name: [value] for name, value in settings.items() if value not in (None, "", "[]")}
     console.out.print(_table(("setting", "value"), shown))
-    measures = [name for name in MEASURES if any(name in row for row in found.results)]
+    measures = found.measures
     rows = {row.get("method", "learned"): [_number(row.get(name)) for name in measures] for row in found.results}
     if rows:
         console.out.print(_table(("method", *(name.replace("_", " ") for name in measures)), rows))
@@ -158,12 +158,14 @@ def _cell(value: Any) -> Text:
 
 
 def _outcome(run: "RunSummary") -> str:
-    """A line for each method: its accuracy in percent, or the outer loss."""
-    lines = []
+    """A line for each method: its score, or the outer loss."""
+    lines, primary = [], run.primary
+    named = "" if primary.is_accuracy else f"{primary.label} "
     for row in run.results:
-        accuracy = row.get("accuracy_mean", row.get("accuracy"))
+        score = row.get(f"{primary.name}_mean", row.get(primary.name))
         loss = _number(row.get("outer_loss"))
-        lines.append(f"{accuracy:.1f} %" if accuracy is not None else f"loss {loss}" if loss else "")
+        shown = None if score is None else f"{named}{primary.text(score)}{primary.unit()}"
+        lines.append(shown if shown is not None else f"loss {loss}" if loss else "")
     return "\n".join(lines)
 
 

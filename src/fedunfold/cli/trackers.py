@@ -54,7 +54,9 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         task = self._task(f"{method}: rounds", self._rounds)
         self.rounds_made = round_index + 1
-        self._bars.update(task, advance=1, note=f"{100 * evaluation.accuracy:.1f} %")
+        primary = evaluation.primary
+        note = f"{primary.text(primary.factor() * evaluation.score)}{primary.unit()}"
+        self._bars.update(task, advance=1, note=note)
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)

@@ -1,12 +1,20 @@
 """What is heterogeneous about a federation, in numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedunfold.config.schema import Environment
+from fedunfold.core.task import Task
 from fedunfold.data.federated import FederatedData
+from fedunfold.tasks.survival import Survival
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,12 @@ class Heterogeneity:
 
         δ_k = ½ Σ_c |p_k(c) − p(c)|,   p_k(c) = n_kc/N_k,   p(c) = Σ_k n_kc/N,
 
-    0 where it is a fair sample and nearly 1 where it holds a rare class alone.
+    0 where it is a fair sample and nearly 1 where it holds a rare class alone. Where targets are numbers,
+    it is the Kolmogorov–Smirnov distance between their distributions,
+
+        δ_k = max_d sup_y |F_kd(y) − F_d(y)|,
+
+    over the columns d of the targets: for survival, the times and the events, whose distance is that of their rates.
 
     Attributes:
         divergence: δ_k by client.
@@ -28,6 +41,11 @@ class Heterogeneity:
         expected_present: How many clients take part in a round, Σ_k r_k, times S/K where S of the K are drawn.
         nobody: The probability that no client does.
         sole_holders: The client of each class that only one client holds.
+        subject: What the divergence is of: labels or targets.
+        targets: What describes the targets of each client, by name: `mean` and `sd` (n − 1) of numbers, `event_rate`
+            and `median_time` for survival; nothing for classes.
+        between: The part of the variance of numbers that lies between clients, Σ_k N_k (ȳ_k − ȳ)² / Σ_i (y_i − ȳ)²;
+            None where targets are no single number.
     """
 
     divergence: dict[str, float]
@@ -38,6 +56,9 @@ class Heterogeneity:
     expected_present: float
     nobody: float
     sole_holders: dict[str, str]
+    subject: Literal["labels", "targets"] = "labels"
+    targets: dict[str, dict[str, float]] = field(default_factory=dict)
+    between: float | None = None
 
     @classmethod
     def of(cls, env: Environment, data: FederatedData) -> "Heterogeneity":
@@ -52,13 +73,15 @@ class Heterogeneity:
         """
         counts = data.label_counts.numpy().astype(np.float64)
         sizes = counts.sum(1)
-        pooled = counts.sum(0) / counts.sum()
-        divergence = 0.5 * np.abs(counts / sizes[:, None] - pooled).sum(1)
+        held = [data.y[start:end].numpy() for start, end in pairwise(data.offsets)]
+        divergence = _variation(counts) if data.classes > 1 else _distances(held)
         epochs = [c.epochs if isinstance(c.epochs, int) else fmean(c.epochs) for c in env.clients]
         probabilities = [c.participation_probability for c in env.clients]
         clients = len(probabilities)
         drawn = clients if env.clients_per_round is None else env.clients_per_round
-        sole = [c for c in range(data.classes) if (counts[:, c] > 0).sum() == 1 and clients > 1]
+        several = clients > 1 and data.classes > 1
+        sole = [c for c in range(data.classes) if several and (counts[:, c] > 0).sum() == 1]
+        described = [_describe(data.task, targets) for targets in held]
         return cls(
             divergence=dict(zip(data.keys, divergence.tolist(), strict=True)),
             mean_divergence=float((sizes / sizes.sum() * divergence).sum()),
@@ -68,7 +91,51 @@ class Heterogeneity:
             expected_present=sum(probabilities) * drawn / clients,
             nobody=_nobody(probabilities, drawn),
             sole_holders={env.class_name(c): data.keys[int(counts[:, c].argmax())] for c in sole},
+            subject="labels" if data.classes > 1 else "targets",
+            targets=dict(zip(data.keys, described, strict=True)) if described[0] else {},
+            between=_between(held) if "mean" in described[0] else None,
         )
+
+
+def _variation(counts: Floats) -> Floats:
+    """Total variation between each row of counts, as a distribution, and their sum."""
+    return np.asarray(0.5 * np.abs(counts / counts.sum(1, keepdims=True) - counts.sum(0) / counts.sum()).sum(1))
+
+
+def _distances(held: Sequence[NDArray[Any]]) -> Floats:
+    """δ_k of targets that are no classes: ids by how often each occurs, numbers by their distribution functions."""
+    if held[0].dtype.kind in "ui":
+        ids = np.unique(np.concatenate([targets.ravel() for targets in held]))
+        return _variation(np.array([(targets.ravel()[:, None] == ids).sum(0) for targets in held], dtype=np.float64))
+    columns = [targets.reshape(len(targets), -1).astype(np.float64) for targets in held]
+    pooled = np.concatenate(columns)
+    return np.array([max(map(_kolmogorov, own.T, pooled.T)) for own in columns])
+
+
+def _kolmogorov(own: Floats, pooled: Floats) -> float:
+    """sup |F_own − F_pooled|."""
+    at = np.unique(pooled)
+    parts = (np.searchsorted(np.sort(values), at, side="right") / len(values) for values in (own, pooled))
+    return float(np.abs(np.subtract(*parts)).max())
+
+
+def _describe(task: Task, targets: NDArray[Any]) -> dict[str, float]:
+    """The targets of a client in two numbers, where two say something."""
+    if isinstance(task, Survival):
+        return {"event_rate": float(targets[:, 1].mean()), "median_time": float(np.median(targets[:, 0]))}
+    if task.num_groups > 1 or targets.dtype.kind != "f" or targets[0].size != 1:
+        return {}
+    numbers = targets.astype(np.float64)
+    return {"mean": float(numbers.mean()), "sd": float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0}
+
+
+def _between(held: Sequence[NDArray[Any]]) -> float:
+    """The part of the variance that lies between clients."""
+    numbers = [targets.astype(np.float64) for targets in held]
+    pooled = np.concatenate(numbers)
+    total = float(np.square(pooled - pooled.mean()).sum())
+    between = sum(len(own) * float(np.square(own.mean() - pooled.mean())) for own in numbers)
+    return between / total if total > 0 else 0.0
 
 
 def _nobody(probabilities: list[float], drawn: int) -> float:

@@ -60,8 +60,8 @@ def recommend(found: Heterogeneity) -> Recommendation:
     if found.mean_divergence >= DIVERGENCE:
         furthest = max(found.divergence, key=lambda key: found.divergence[key])
         perhaps.append(
-            f"labels differ: clients diverge from the pooled distribution by {found.mean_divergence:.2f} on average, "
-            f"{furthest} by {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
+            f"{found.subject} differ: clients diverge from the pooled distribution by {found.mean_divergence:.2f} on "
+            f"average, {furthest} by {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
         )
     epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
     _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)
@@ -84,7 +84,7 @@ def recommend(found: Heterogeneity) -> Recommendation:
         )
     if likely or perhaps:
         return Recommendation("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
-    alike = "clients are alike in labels, sizes, epochs and participation: weights by size are hard to beat."
+    alike = f"clients are alike in {found.subject}, sizes, epochs and participation: weights by size are hard to beat."
     return Recommendation("unlikely", (alike,), tuple(warnings))
 
 

@@ -7,73 +7,38 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, Unpack
 
 import tomli_w
 from numpy.typing import ArrayLike
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
-    PlainSerializer,
     PrivateAttr,
     model_validator,
 )
 
-from fedunfold.config.client import Client, Epochs, expand_counts
-from fedunfold.config.model import ModelSpec
+from fedunfold.config.client import Client, expand_counts
+from fedunfold.config.fields import BatchSize, Name, OuterSchedule, Rounds, SamplerName, TaskField
+from fedunfold.config.model import Model, ModelSpec
+from fedunfold.config.training import TrainingSettings
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
-from fedunfold.core.parts import CLIENT_SAMPLERS
-from fedunfold.core.settings import Count, Natural, Settings, shown
-from fedunfold.core.task import TASKS, Task
+from fedunfold.core.settings import Count, Natural, Settings
+from fedunfold.core.task import Task
 from fedunfold.data.arrays import Arrays
 from fedunfold.data.config import DataSource, FeaturesSource, MemorySource, NpzSource, check_division, divide, resolve
+from fedunfold.data.datasets import Collate, DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partitions import GivenPartition, Partition
 from fedunfold.io.atomic import is_plain_file, parse_toml, read_text
-from fedunfold.io.limits import BATCH, CLIENTS, ENVIRONMENT_BYTES, ROUNDS
+from fedunfold.io.limits import CLIENTS, ENVIRONMENT_BYTES
 
-Rounds = Annotated[Count, AfterValidator(ROUNDS.check)]
-BatchSize = Annotated[Count, AfterValidator(BATCH.check)]
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
 Value = TypeVar("Value")
 IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "task", "model", "batch_size", "lr"}
-
-
-def _printable(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError(f"must be one line that can be printed, got {shown(name)}")
-    return name
-
-
-def _known_sampler(name: str) -> str:
-    CLIENT_SAMPLERS.parse(name)
-    return name
-
-
-def _as_task(given: object) -> object:
-    """A task that is described by its name and settings."""
-    if isinstance(given, str):
-        return TASKS.make(given)
-    if isinstance(given, Mapping):
-        settings = {str(key): value for key, value in given.items()}
-        if not isinstance(name := settings.pop("name", None), str):
-            raise ValueError(f"needs a name, one of {', '.join(TASKS.names())}")
-        return TASKS.make(name, **settings)
-    return given
-
-
-class OuterSchedule(Settings):
-    """The outer schedule that a publication states for an environment.
-
-    Attributes:
-        iterations: Outer iterations M.
-        lr: Adam's step size.
-    """
-
-    iterations: Count
-    lr: float = Field(gt=0, lt=1)
 
 
 class Environment(Settings):
@@ -103,18 +68,18 @@ class Environment(Settings):
     (5, ('site-a', 'site-b', 'site-c', 'site-d', 'site-e'))
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+    name: Name
     description: str = ""
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)
     seed: Natural = 0
     clients_per_round: Count | None = None
-    client_sampler: Annotated[str, AfterValidator(_known_sampler)] = "uniform"
+    client_sampler: SamplerName = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
-    task: Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)] | None = None
-    model: ModelSpec = ModelSpec()
+    task: TaskField | None = None
+    model: Model = ModelSpec()
     data: DataSource
     partition: Partition
     clients: Annotated[tuple[Client, ...], BeforeValidator(expand_counts)]
@@ -196,38 +161,18 @@ class Environment(Settings):
         clients: Mapping[str, tuple[Arrays, ArrayLike]],
         test: tuple[Arrays, ArrayLike],
         *,
-        rounds: int,
-        batch_size: int,
-        lr: float,
-        epochs: Epochs | Mapping[str, Epochs] = 1,
-        participation_probability: float | Mapping[str, float] = 1.0,
-        model: ModelSpec | tuple[int, ...] = (),
         classes: int | None = None,
         task: Task | None = None,
-        clients_per_round: int | None = None,
-        client_sampler: str = "uniform",
-        seed: int = 0,
-        name: str = "in-memory",
-        description: str = "",
+        **settings: Unpack[TrainingSettings],
     ) -> Self:
         """Make an environment over arrays.
 
         Args:
-            clients: (x, y) by client key.
+            clients: (x, y) by client key; x may be several arrays by name, which a model gets by name.
             test: (x, y) of the test set.
-            rounds: Rounds T.
-            batch_size: Samples in a local step.
-            lr: The clients' local learning rate η.
-            epochs: Epochs of local training in a round, for all clients or by key.
-            participation_probability: How likely clients take part in a round, for all or by key.
-            model: The model, or the widths of its hidden layers.
             classes: The number of classes; without it, the highest label plus one.
             task: What a model is trained for; without it, classification.
-            clients_per_round: How many clients are drawn each round; all of them when None.
-            client_sampler: How they are drawn.
-            seed: Randomness of training.
-            name: What the environment is called.
-            description: What it is, for people.
+            **settings: rounds, batch_size, lr, and more (`TrainingSettings`).
 
         Returns:
             The environment, its data loaded.
@@ -237,24 +182,70 @@ class Environment(Settings):
         >>> env.load()
         FederatedData(clients=2, samples=4, task=classification)
         """
-        epochs_of: Mapping[str, int | tuple[int, ...]] = _by_key("epochs", epochs, clients)
-        probability_of = _by_key("participation_probability", participation_probability, clients)
+        return cls._over(
+            FederatedData.from_clients(clients, test, classes, task), task, {"name": "in-memory", **settings}
+        )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        clients: "Mapping[str, Dataset[Any]]",
+        test: "Dataset[Any]",
+        *,
+        task: Task,
+        target: str | None = None,
+        collate: Collate | None = None,
+        workers: int = 0,
+        **settings: Unpack[TrainingSettings],
+    ) -> Self:
+        """Make an environment over data sets that may be larger than memory: only minibatches are read.
+
+        Args:
+            clients: A `torch.utils.data.Dataset` by client key, or anything with a length and samples by index, such as
+                a Hugging Face data set. Samples are (x, y), or dicts.
+            test: That of the test set.
+            task: What a model is trained for.
+            target: The name of y where samples are dicts; the rest are the inputs.
+            collate: Makes a minibatch of a list of samples; torch's `default_collate` without it.
+            workers: Processes that read ahead.
+            **settings: rounds, batch_size, lr, and more (`TrainingSettings`).
+
+        Returns:
+            The environment. An IterableDataset, which must have a length, is read in its own order and goes with the
+            first-order adjoint only.
+
+        >>> import torch
+        >>> import fedunfold as fu
+        >>> from torch.utils.data import TensorDataset
+        >>> rows = TensorDataset(torch.eye(4), torch.tensor([0, 1, 0, 1]))
+        >>> env = Environment.from_datasets(
+        ...     {"a": rows, "b": rows}, rows, task=fu.classification(2), rounds=2, batch_size=2, lr=0.1)
+        >>> env.load()
+        FederatedData(clients=2, samples=8, task=classification)
+        """
+        reading: dict[str, Any] = {"target": target, "collate": collate, "workers": workers}
+        named = {f"client {key}": found for key, found in clients.items()}
+        rows, held = DatasetRows(named, task, **reading), DatasetRows({"the test set": test}, task, **reading)
+        data = FederatedData.from_datasets(tuple(clients), rows, held, task)
+        return cls._over(data, task, {"name": "datasets", **settings})
+
+    @classmethod
+    def _over(cls, data: FederatedData, task: Task | None, settings: Mapping[str, Any]) -> Self:
+        """An environment over data of the program."""
+        values = dict(settings)
+        epochs: Mapping[str, Any] = _by_key("epochs", values.pop("epochs", 1), data.keys)
+        probability = values.pop("participation_probability", 1.0)
+        probabilities: Mapping[str, float] = _by_key("participation_probability", probability, data.keys)
+        model = values.pop("model", ())
         return cls(
-            name=name,
-            description=description,
-            rounds=rounds,
-            batch_size=batch_size,
-            lr=lr,
-            seed=seed,
-            clients_per_round=clients_per_round,
-            client_sampler=client_sampler,
             task=task,
-            model=model if isinstance(model, ModelSpec) else ModelSpec(hidden=model),
-            data=MemorySource(data=FederatedData.from_clients(clients, test, classes, task)),
+            model=ModelSpec(hidden=model) if isinstance(model, tuple) else model,
+            data=MemorySource(data=data),
             partition=GivenPartition(),
             clients=tuple(
-                Client(key=key, epochs=epochs_of[key], participation_probability=probability_of[key]) for key in clients
+                Client(key=key, epochs=epochs[key], participation_probability=probabilities[key]) for key in data.keys
             ),
+            **values,
         )
 
     def replace(self, **changes: Any) -> Self:
@@ -311,8 +302,9 @@ class Environment(Settings):
     def digest(self, data: FederatedData) -> str:
         """A hash of what makes the federation, so that weights can tell whether they were learned for it.
 
-        Clients with their label counts, how and how many are drawn in a round, model, batch size and learning rate
-        count; seed, rounds, name and description do not. Nothing is built or loaded for it.
+        Clients with their label counts (data sets by some of their samples), how and how many are drawn in a round,
+        model, batch size and learning rate count; seed, rounds, name and description do not. Nothing is built or loaded
+        for it.
 
         Args:
             data: The environment's data, or a part of them.
@@ -321,6 +313,8 @@ class Environment(Settings):
             SHA-256 in hexadecimal.
         """
         settings = json.dumps(self.model_dump(mode="json", include=IN_DIGEST), sort_keys=True, separators=(",", ":"))
+        if isinstance(data.inputs, DatasetRows):
+            return hashlib.sha256((settings + data.checksum).encode()).hexdigest()
         counts = data.label_counts.numpy().astype("<i8")
         return hashlib.sha256(settings.encode() + counts.tobytes()).hexdigest()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
+from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 
 Metric = Literal["loss", "start_loss", "accuracy", "gradients"]
 AbsentLoss = Literal["evaluate", "skip"]
@@ -315,16 +316,18 @@ class Evaluation:
     """Test result of one model.
 
     Attributes:
-        accuracy: The task's primary metric.
+        score: The task's primary metric.
         loss: The mean loss of a sample.
         class_accuracy: Accuracy on each class, [C]; NaN for a class without test samples, empty without classes.
         metrics: All of the task's metrics by name.
+        primary: Which of them is the score.
     """
 
-    accuracy: float
+    score: float
     loss: float
     class_accuracy: Tensor = field(default_factory=lambda: torch.empty(0))
     metrics: Mapping[str, float] = field(default_factory=dict)
+    primary: PrimaryMetric = ACCURACY
 
 
 @dataclass(frozen=True)

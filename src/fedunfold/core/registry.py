@@ -1,6 +1,6 @@
 """Open sets of named parts: whoever adds one writes one file and registers it.
 
-Six kinds of parts can be added without touching this package:
+Seven kinds of parts can be added without touching this package:
 
 | kind             | what it is                                             | entry-point group              |
 |------------------|--------------------------------------------------------|--------------------------------|
@@ -10,6 +10,7 @@ Six kinds of parts can be added without touching this package:
 | aggregator       | how updates become one direction                       | fedunfold.aggregators          |
 | outer loss       | what weights are learned for                           | fedunfold.outer_losses         |
 | client sampler   | who is sampled for a round                             | fedunfold.client_samplers      |
+| task             | what a model is trained for                            | fedunfold.tasks                |
 
 In this package a part registers itself by the decorator ``@RULES.register("size")`` on a function or class that makes
 it. Another package names its factories in its pyproject.toml, and they are found when a name is first looked up::
@@ -32,6 +33,7 @@ from fedunfold.core.errors import InputError
 
 Made = TypeVar("Made")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Registry(Generic[Made]):
@@ -85,6 +87,10 @@ class Registry(Generic[Made]):
         accepted = inspect.signature(factory).parameters
         if strangers := [setting for setting in settings if setting not in accepted]:
             raise InputError(f"{self.kind} '{name}' has no setting '{strangers[0]}'; it {_takes(accepted)}.")
+        named = [key for key, entry in accepted.items() if entry.default is entry.empty and entry.kind in NAMED]
+        needed = [key for key in named if key not in settings]
+        if needed:
+            raise InputError(f"{self.kind} '{name}' needs the setting '{needed[0]}'.")
         return factory(**settings)
 
     def parse(self, description: str) -> Made:

@@ -33,10 +33,10 @@ class RunResult:
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        rounds, clients = self.weights.shape
-        return f"RunResult(rounds={rounds}, clients={clients}, accuracy={self.accuracies[-1]:.3f})"
+        (rounds, clients), primary = self.weights.shape, self.evaluations[-1].primary
+        return f"RunResult(rounds={rounds}, clients={clients}, {primary.name}={self.scores[-1]:.3f})"
 
     @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy after every round, as fractions."""
-        return [evaluation.accuracy for evaluation in self.evaluations]
+    def scores(self) -> list[float]:
+        """The primary metric of the test after every round; fractions are not in percent."""
+        return [evaluation.score for evaluation in self.evaluations]

@@ -39,7 +39,7 @@ def explain(error: ValidationError, prefix: str = "") -> InputError:
 def _locate(details: Any) -> tuple[list[str], str]:
     """(path of the field, what is wrong with it) for one pydantic error."""
     path = [str(part) for part in details["loc"]]
-    if path[:1] in (["data"], ["partition"]):
+    if path[:1] in (["data"], ["model"], ["partition"]):
         del path[1:2]  # pydantic adds the chosen variant's tag, which is no field of the file
     context = details.get("ctx", {})
     inner = context.get("error")

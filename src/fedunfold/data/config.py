@@ -12,6 +12,13 @@ from fedunfold.core.settings import Natural, Settings
 from fedunfold.core.task import Task
 from fedunfold.data import sources
 from fedunfold.data.federated import FederatedData
+from fedunfold.data.natural.base import NaturalSource
+from fedunfold.data.natural.heart_disease import HeartDiseaseSource
+from fedunfold.data.natural.shakespeare import ShakespeareSource
+from fedunfold.data.natural.sites import BreastCancerSitesSource, DiabetesSitesSource
+from fedunfold.data.natural.tcga_brca import TcgaBrcaSource
+from fedunfold.data.natural.vowel import VowelSource
+from fedunfold.data.natural.wisdm import WisdmSource
 from fedunfold.data.partitions import GivenPartition, IidPartition, IndicesPartition, Partition, SizesPartition
 from fedunfold.data.vision.files import load_features
 from fedunfold.data.vision.splitting import split, unit_rows
@@ -60,6 +67,9 @@ class NpzSource(Settings):
     def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         return sources.load_npz(resolve(self.path, folder), task)
 
+    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[dict[str, sources.Pair], sources.Pair]:
+        return sources.load_npz_clients(resolve(self.path, folder), task)
+
 
 class FeaturesSource(Settings):
     """Frozen-backbone features of images, split by class into training and test rows.
@@ -105,7 +115,19 @@ class MemorySource(Settings):
 
 
 DataSource = Annotated[
-    DigitsSource | MnistSource | NpzSource | FeaturesSource | MemorySource, Field(discriminator="source")
+    DigitsSource
+    | MnistSource
+    | NpzSource
+    | FeaturesSource
+    | MemorySource
+    | TcgaBrcaSource
+    | WisdmSource
+    | ShakespeareSource
+    | HeartDiseaseSource
+    | VowelSource
+    | DiabetesSitesSource
+    | BreastCancerSitesSource,
+    Field(discriminator="source"),
 ]
 
 
@@ -121,13 +143,13 @@ def check_division(source: DataSource, partition: Partition, keys: tuple[str, ..
         InputError: The partition does not fit the source or the number of clients.
     """
     given = isinstance(partition, GivenPartition)
-    if given and not isinstance(source, NpzSource | MemorySource):
+    if given and not isinstance(source, NpzSource | MemorySource | NaturalSource):
         raise InputError(f"field partition: 'given' needs arrays per client, which {source.source} lacks")
-    if isinstance(source, MemorySource):
-        if not given:
-            raise InputError("field partition: data in memory are divided already; use 'given'")
-        if source.data.keys != keys:
-            raise InputError("field clients: the keys differ from those of the data in memory")
+    if isinstance(source, MemorySource | NaturalSource) and not given:
+        where = "in memory" if isinstance(source, MemorySource) else f"of {source.source}"
+        raise InputError(f"field partition: data {where} are divided already; use 'given'")
+    if isinstance(source, MemorySource) and source.data.keys != keys:
+        raise InputError("field clients: the keys differ from those of the data in memory")
     for name in ("sizes", "labels", "shares", "indices"):
         entries = getattr(partition, name, None)
         if entries is not None and len(entries) != len(keys):
@@ -160,12 +182,13 @@ def divide(
     check_division(source, partition, keys)
     if isinstance(source, MemorySource):
         return source.data
-    if isinstance(partition, GivenPartition):
-        assert isinstance(source, NpzSource)
-        pairs, test = sources.load_npz_clients(resolve(source.path, folder), task)
+    if isinstance(source, NaturalSource) or isinstance(partition, GivenPartition):
+        assert isinstance(source, NaturalSource | NpzSource)
+        pairs, test = source.load_clients(folder, task)
         for key in sorted(pairs.keys() ^ set(keys)):
-            where = "the file" if key in pairs else "the environment"
-            raise InputError(f"{source.path}: client {key} is only in {where}; list the same clients in both.")
+            where = "the data" if key in pairs else "the environment"
+            name = source.path if isinstance(source, NpzSource) else source.source
+            raise InputError(f"{name}: client {key} is only in {where}; list the same clients in both.")
         return FederatedData.from_clients({key: pairs[key] for key in keys}, test, classes, task)
     rows = source.load(folder, task)
     if not isinstance(partition, BY_ROW) and (rows.y_train.ndim != 1 or rows.y_train.dtype.kind not in "ui"):

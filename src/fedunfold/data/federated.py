@@ -16,6 +16,7 @@ from fedunfold.core.inputs import Inputs, single, take, tensors
 from fedunfold.core.rng import generator
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Arrays, all_inputs, as_array
+from fedunfold.data.datasets import DatasetRows
 from fedunfold.io.limits import CLASSES
 from fedunfold.tasks.classification import Classification
 from fedunfold.tasks.targets import class_numbers
@@ -27,8 +28,8 @@ class FederatedData:
 
     Attributes:
         keys: The clients.
-        inputs: Samples of all clients, float32 [N, *features], or several tensors by name.
-        y: Their targets [N, …]; class numbers are int64.
+        inputs: Samples of all clients, float32 [N, *features], or several tensors by name, or data sets.
+        y: Their targets [N, …]; class numbers are int64. Empty where they come with the rows of data sets.
         offsets: Client k owns rows offsets[k]:offsets[k+1].
         test_inputs: Samples of the test set.
         y_test: Their targets.
@@ -36,10 +37,10 @@ class FederatedData:
     """
 
     keys: tuple[str, ...]
-    inputs: Inputs
+    inputs: Inputs | DatasetRows
     y: Tensor
     offsets: tuple[int, ...]
-    test_inputs: Inputs
+    test_inputs: Inputs | DatasetRows
     y_test: Tensor
     task: Task
 
@@ -98,6 +99,21 @@ class FederatedData:
             task=task,
         )
 
+    @classmethod
+    def from_datasets(
+        cls, keys: tuple[str, ...], clients: DatasetRows, test: DatasetRows, task: Task
+    ) -> "FederatedData":
+        """Data sets that stay where they are.
+
+        Args:
+            keys: The clients.
+            clients: The data sets of all of them.
+            test: That of the test set.
+            task: What a model is trained for.
+        """
+        empty = torch.empty(0)
+        return cls(keys, clients, empty, _offsets(list(clients.sizes)), test, empty, task)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """N_k."""
@@ -105,11 +121,36 @@ class FederatedData:
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """How many samples of group g, a class, client k has, int64 [K, G]; one group without classes."""
+        """How many samples of group g, a class, client k has, int64 [K, G]; one group without classes.
+
+        Of data sets that do not have their targets at hand all samples are read for it.
+        """
+        if isinstance(self.inputs, DatasetRows):
+            return torch.stack([self._counted(k) for k in range(len(self.keys))])
         owner = torch.arange(len(self.keys)).repeat_interleave(torch.tensor(self.sizes))
         groups = self.task.num_groups
         cells = torch.bincount(owner * groups + self.task.groups(self.y), minlength=len(self.keys) * groups)
         return cells.reshape(len(self.keys), groups)
+
+    @property
+    def known_label_counts(self) -> Tensor:
+        """The same, and an empty row for every client [K, 0] where data sets would have to be read for it."""
+        rows = self.inputs
+        if isinstance(rows, DatasetRows) and any(rows.targets(k) is None for k in range(len(self.keys))):
+            return torch.empty(len(self.keys), 0, dtype=torch.int64)
+        return self.label_counts
+
+    def _counted(self, k: int) -> Tensor:
+        rows = self.inputs
+        assert isinstance(rows, DatasetRows)
+        if self.task.num_groups == 1:
+            return torch.tensor([self.sizes[k]])
+        if (targets := rows.targets(k)) is not None:
+            return torch.bincount(self.task.groups(targets), minlength=self.task.num_groups)
+        numbers = np.arange(self.offsets[k], self.offsets[k + 1])
+        parts = rows.stream(np.array_split(numbers, -(-len(numbers) // 1024)))
+        counts = [torch.bincount(self.task.groups(y), minlength=self.task.num_groups) for _, y in parts]
+        return torch.stack(counts).sum(0)
 
     @property
     def classes(self) -> int:
@@ -119,6 +160,8 @@ class FederatedData:
     @property
     def features(self) -> tuple[int, ...]:
         """The shape of a sample, where it is one tensor."""
+        if isinstance(self.inputs, DatasetRows):
+            return tuple(single(self.inputs.read(np.zeros(1, dtype=np.int64))[0]).shape[1:])
         if not isinstance(self.inputs, Tensor):
             names = ", ".join(self.inputs)
             raise InputError(f"The inputs {names} need a model of your own; pass a function that builds it.")
@@ -127,19 +170,23 @@ class FederatedData:
     @property
     def x(self) -> Tensor:
         """The samples of all clients, where they are one tensor."""
-        return single(self.inputs)
+        return single(_in_memory(self.inputs))
 
     @property
     def x_test(self) -> Tensor:
         """The samples of the test set, where they are one tensor."""
-        return single(self.test_inputs)
+        return single(_in_memory(self.test_inputs))
 
     @cached_property
     def checksum(self) -> str:
         """Stands for every sample and who holds it."""
         found = hashlib.sha256(repr((self.keys, self.offsets, self.task.describe())).encode())
-        for part in (*tensors(self.inputs), self.y, *tensors(self.test_inputs), self.y_test):
-            found.update(part.contiguous().numpy().data)
+        for inputs, y in ((self.inputs, self.y), (self.test_inputs, self.y_test)):
+            if isinstance(inputs, DatasetRows):
+                found.update(inputs.checksum().encode())
+                continue
+            for part in (*tensors(inputs), y):
+                found.update(part.contiguous().numpy().data)
         return found.hexdigest()
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
@@ -180,7 +227,7 @@ class FederatedData:
         test[np.concatenate(train)] = False
         if not bool(test.any()):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
-        return replace(self._with_rows(train), test_inputs=take(self.inputs, test), y_test=self.y[test])
+        return replace(self._with_rows(train), test_inputs=take(_in_memory(self.inputs), test), y_test=self.y[test])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
@@ -195,7 +242,10 @@ class FederatedData:
         """The same with these rows of every client only."""
         chosen = torch.from_numpy(np.concatenate(rows))
         return replace(
-            self, inputs=take(self.inputs, chosen), y=self.y[chosen], offsets=_offsets([len(part) for part in rows])
+            self,
+            inputs=take(_in_memory(self.inputs), chosen),
+            y=self.y[chosen],
+            offsets=_offsets([len(part) for part in rows]),
         )
 
 
@@ -212,6 +262,12 @@ def _join(parts: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
     """The rows of all clients, one client after the other, in memory of their own."""
     joined = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
     return joined.get("", joined)
+
+
+def _in_memory(inputs: Inputs | DatasetRows) -> Inputs:
+    if isinstance(inputs, DatasetRows):
+        raise InputError("this needs samples in memory, and they are read from data sets; give arrays.")
+    return inputs
 
 
 def _offsets(sizes: list[int]) -> tuple[int, ...]:

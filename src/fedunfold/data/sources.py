@@ -139,13 +139,17 @@ def _pairs(arrays: Mapping[str, NDArray[Any]], owners: Sequence[str], path: Path
     return pairs
 
 
+def cache_folder() -> Path:
+    """Where downloads are saved: FEDUNFOLD_CACHE, or ~/.cache/fedunfold."""
+    return Path(os.environ.get("FEDUNFOLD_CACHE") or Path.home() / ".cache" / "fedunfold")
+
+
 def _mnist_file() -> Path:
     """Where it is, downloaded if need be."""
     folder = os.environ.get("FEDUNFOLD_DATA")
     if folder and (given := Path(folder) / "mnist.npz").exists():
         return given
-    cache = Path(os.environ.get("FEDUNFOLD_CACHE") or Path.home() / ".cache" / "fedunfold")
-    cached = cache / "mnist.npz"
+    cached = cache_folder() / "mnist.npz"
     if not cached.exists():
         _download_mnist(cached)
     return cached

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import Group
 from fedunfold.report.text import escaped
 from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
@@ -23,20 +24,20 @@ FEW = 10
 MARKED = 40  # points of a line that still get a mark each
 
 
-def accuracy(group: Group) -> Chart:
-    """Test accuracy after every round: the mean of the trials, shaded by one standard deviation."""
-    traces = []
+def scores(group: Group) -> Chart:
+    """The test's primary metric after every round: the mean of the trials, shaded by one standard deviation."""
+    traces, primary = [], group.primary
     for i, method in enumerate(group.methods):
-        values = method.accuracy
+        values = method.scores
         rounds = list(range(1, values.shape[1] + 1))
         mean = values.mean(0)
         if len(values) > 1:
             sd = values.std(0, ddof=1)
             band = [*(mean + sd), *(mean - sd)[::-1]]
             traces.append(_band([*rounds, *rounds[::-1]], band, i))
-        traces.append(_line(rounds, mean, method.label, i, "round %{x}: %{y:.1f} %"))
-    chart = _chart(traces, x="round", y="test accuracy (%)", legend=True)
-    chart["layout"]["xaxis"] |= _every(max(method.accuracy.shape[1] for method in group.methods))
+        traces.append(_line(rounds, mean, method.label, i, f"round %{{x}}: {_value(primary)}"))
+    chart = _chart(traces, x="round", y=f"test {on_axis(primary)}", legend=True)
+    chart["layout"]["xaxis"] |= _every(max(method.scores.shape[1] for method in group.methods))
     return chart
 
 
@@ -83,7 +84,13 @@ def weights(clients: Sequence[str], rounds: int, most: float) -> Chart:
 
 
 def before_and_after(
-    names: Sequence[str], before: Floats | None, after: Floats, labels: tuple[str, str], *, x: str
+    names: Sequence[str],
+    before: Floats | None,
+    after: Floats,
+    labels: tuple[str, str],
+    *,
+    x: str,
+    metric: PrimaryMetric = ACCURACY,
 ) -> Chart:
     """A mark for each of two methods, joined by a line that says who gains and who loses.
 
@@ -91,10 +98,11 @@ def before_and_after(
 
     Args:
         names: Of classes or clients.
-        before: Accuracies of the first method; None where there is one method.
-        after: Accuracies of the second.
+        before: Scores of the first method; None where there is one method.
+        after: Scores of the second.
         labels: The methods' labels.
         x: What the names are of.
+        metric: What the scores are.
     """
     if len(names) > MARKED:
         order = np.argsort(after if before is None else before, kind="stable")
@@ -106,31 +114,46 @@ def before_and_after(
         for gains, colour, name in ((True, "var(--gain)", "gains"), (False, "var(--loss)", "loses")):
             ends: list[list[Any]] = [[], []]
             for place, old, new in zip(places, before, after, strict=True):
-                if new > old if gains else new < old:
+                if metric.gain(new, over=old) > 0 if gains else metric.gain(new, over=old) < 0:
                     ends[0] += [place, place, None]
                     ends[1] += [old, new, None]
             line = {"color": colour, "width": 5 if len(places) <= MARKED else 2}
             traces.append(_trace(ends[0], ends[1], name, mode="lines", line=line, hoverinfo="skip"))
         ring = {"symbol": "circle-open", "color": "var(--muted)", "size": _mark(places), "line": {"width": 2}}
-        traces.append(_marks(places, before, labels[0], ring))
-    traces.append(_marks(places, after, labels[1], {"color": "var(--series-0)", "size": _mark(places)}))
-    chart = _chart(traces, x=x, y="accuracy (%)", legend=before is not None)
+        traces.append(_marks(places, before, labels[0], ring, metric))
+    traces.append(_marks(places, after, labels[1], {"color": "var(--series-0)", "size": _mark(places)}, metric))
+    chart = _chart(traces, x=x, y=on_axis(metric), legend=before is not None)
     chart["layout"]["xaxis"] |= {
         "type": "category",
         "categoryorder": "array",
         "categoryarray": places,
         "range": [-0.7, len(places) - 0.3],
     }
-    chart["layout"]["yaxis"] |= {"range": [-4, 104]}
+    if metric.is_percentage:
+        chart["layout"]["yaxis"] |= {"range": [-4, 104]}
     return chart
+
+
+def on_axis(metric: PrimaryMetric) -> str:
+    """What an axis of scores is called.
+
+    >>> on_axis(ACCURACY), on_axis(PrimaryMetric("rmse", False, frozenset()))
+    ('accuracy (%)', 'rmse, lower is better')
+    """
+    return f"{metric.label}{' (%)' if metric.is_percentage else ''}{metric.direction}"
+
+
+def _value(metric: PrimaryMetric) -> str:
+    """A score under the mouse."""
+    return "%{y:.1f} %" if metric.is_percentage else "%{y:.4g}"
 
 
 def _mark(places: Sequence[str]) -> int:
     return 10 if len(places) <= MARKED else 5
 
 
-def _marks(places: Sequence[str], values: Floats, name: str, marker: Chart) -> Chart:
-    return _trace(places, values, name, mode="markers", marker=marker, hovertemplate="%{x}: %{y:.1f} %")
+def _marks(places: Sequence[str], values: Floats, name: str, marker: Chart, metric: PrimaryMetric) -> Chart:
+    return _trace(places, values, name, mode="markers", marker=marker, hovertemplate=f"%{{x}}: {_value(metric)}")
 
 
 def _line(x: Sequence[int], y: Floats, name: str, index: int, hover: str) -> Chart:

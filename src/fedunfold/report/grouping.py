@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.runs.schema import FederationRecord, MethodRecord, RunRecord
 
 BASELINE = "fedavg"
@@ -56,6 +57,11 @@ class Group:
     def federation(self) -> FederationRecord:
         """Who takes part with what."""
         return self.runs[0].federation
+
+    @property
+    def primary(self) -> PrimaryMetric:
+        """What the methods are compared by."""
+        return self.runs[0].primary
 
     @cached_property
     def methods(self) -> tuple[LabelledMethod, ...]:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.report.grouping import Group, LabelledMethod
+from fedunfold.report.text import capital
 from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
 
 MOST_CLIENTS = 4
 MOST_CLASSES = 6
 SAME = 0.05  # points of accuracy that the shown digits cannot distinguish
+SAME_PART = 0.0005  # the part of any other score
 
 
 def findings(group: Group) -> list[str]:
@@ -21,7 +24,7 @@ def findings(group: Group) -> list[str]:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
             about = f"{named}: " if len(group.runs) > 1 or len(run.learned) > 1 else ""
             found += [about + sentence for sentence in (*_weights(run, name), *_outer_loss(run, name))]
-    return [sentence[0].upper() + sentence[1:] if _is_own_word(sentence) else sentence for sentence in found]
+    return [capital(sentence) if _is_own_word(sentence) else sentence for sentence in found]
 
 
 def _is_own_word(sentence: str) -> bool:
@@ -42,7 +45,7 @@ def _stopped(group: Group) -> Iterator[str]:
 def _outcomes(group: Group) -> Iterator[str]:
     if group.baseline is None:
         for method in group.methods:
-            yield f"{method.label} ends at {ended(method)}{_few(method)}."
+            yield f"{method.label} ends at {ended(method)}{_named(group.primary)}{_few(method)}."
         return
     for method in group.others:
         yield _outcome(method, group.baseline)
@@ -50,37 +53,57 @@ def _outcomes(group: Group) -> Iterator[str]:
 
 
 def _outcome(method: LabelledMethod, base: LabelledMethod) -> str:
-    mine, theirs = method.finals, base.finals
+    mine, theirs, primary = method.finals, base.finals, method.run.primary
     difference = float(mine.mean() - theirs.mean())
-    if abs(difference) < SAME:
+    if _same(difference, primary, float(theirs.mean())):
         verdict = "no difference"
     else:
-        verdict = f"{abs(difference):.1f} points {'more' if difference > 0 else 'less'}"
+        size = primary.text(abs(difference)) + (" points" if primary.is_percentage else "")
+        verdict = f"{size} {'more' if difference > 0 else 'less'}"
+        if not primary.greater_is_better:
+            verdict += f", which is {'worse' if difference > 0 else 'better'}"
         # Trial i of a run draws the same for every method, so that its trials are pairs.
         if method.run is base.run and len(mine) == len(theirs) > 1:
-            verdict += f", better in {int((mine > theirs).sum())} of {len(mine)} trials"
-    return f"{method.label} ends at {ended(method)} against {ended(base)} of {base.label}: {verdict}{_few(method)}."
+            verdict += f", better in {int((primary.gain(1, over=0) * (mine - theirs) > 0).sum())} of {len(mine)} trials"
+    against = f"{ended(base)} of {base.label}{_named(primary)}"
+    return f"{method.label} ends at {ended(method)} against {against}: {verdict}{_few(method)}."
 
 
 def _course(method: LabelledMethod, base: LabelledMethod) -> Iterator[str]:
     """Whether the last round shows the same as those before it."""
-    rounds = min(method.accuracy.shape[1], base.accuracy.shape[1])
-    lead = method.accuracy[:, :rounds].mean(0) - base.accuracy[:, :rounds].mean(0)
-    before = lead[:-1]
-    if lead[-1] > SAME and (behind := int((before < 0).sum())) > len(before) / 2:
+    rounds, primary = min(method.scores.shape[1], base.scores.shape[1]), method.run.primary
+    theirs = base.scores[:, :rounds].mean(0)
+    lead = primary.gain(1, over=0) * (method.scores[:, :rounds].mean(0) - theirs)
+    before, below, above = lead[:-1], "below", "above"
+    if not primary.greater_is_better:
+        below, above = above, below
+    if _same(lead[-1], primary, theirs[-1]):
+        return
+    if lead[-1] > 0 and (behind := int((before < 0).sum())) > len(before) / 2:
         yield (
-            f"{method.label} lies below {base.label} in {behind} of {rounds} rounds and above it in the last: "
+            f"{method.label} lies {below} {base.label} in {behind} of {rounds} rounds and {above} it in the last: "
             "it is the final model that gains."
         )
-    elif lead[-1] < -SAME and (ahead := int((before > 0).sum())) > len(before) / 2:
-        yield f"{method.label} lies above {base.label} in {ahead} of {rounds} rounds, but ends below it."
+    elif lead[-1] < 0 and (ahead := int((before > 0).sum())) > len(before) / 2:
+        yield f"{method.label} lies {above} {base.label} in {ahead} of {rounds} rounds, but ends {below} it."
 
 
 def ended(method: LabelledMethod) -> str:
-    """Accuracy of the final models, with their spread (n − 1) over the trials."""
-    finals = method.finals
-    spread = f" ± {finals.std(ddof=1):.1f}" if len(finals) > 1 else ""
-    return f"{finals.mean():.1f}{spread} %"
+    """The primary metric of the final models, with their spread (n − 1) over the trials."""
+    finals, primary = method.finals, method.run.primary
+    mean = float(finals.mean())
+    shown = primary.spread(mean, float(finals.std(ddof=1))) if len(finals) > 1 else primary.text(mean)
+    return shown + primary.unit()
+
+
+def _named(primary: PrimaryMetric) -> str:
+    """What a score is, where it is no accuracy."""
+    return "" if primary.is_accuracy else f" ({primary.label}{primary.direction})"
+
+
+def _same(difference: float, primary: PrimaryMetric, value: float) -> bool:
+    """Whether the shown digits cannot distinguish two scores."""
+    return abs(difference) < (SAME if primary.is_percentage else SAME_PART * abs(value))
 
 
 def _few(method: LabelledMethod) -> str:
@@ -94,9 +117,9 @@ def _rejected(group: Group) -> Iterator[str]:
     """Clients whose updates were rejected, under each method; the most often first."""
     for method in group.methods:
         under = f" under {method.label}" if len(group.methods) > 1 else ""
-        trials = f" of {len(method.accuracy)} trials" if len(method.accuracy) > 1 else ""
+        trials = f" of {len(method.scores)} trials" if len(method.scores) > 1 else ""
         for found in method.rejected[:MOST_CLIENTS]:
-            rounds = f"{found.times} of {method.accuracy.size} rounds{trials}"
+            rounds = f"{found.times} of {method.scores.size} rounds{trials}"
             yield f"client {found.client} was rejected in {rounds}{under}: it {found.reason}."
         if (more := len(method.rejected) - MOST_CLIENTS) > 0:
             those = _count(more, "more client was", "more clients were")
@@ -127,15 +150,19 @@ def _classes(group: Group) -> Iterator[str]:
 
 def _served(group: Group) -> Iterator[str]:
     """The client for which the final model is worst."""
-    base = group.baseline
+    base, primary = group.baseline, group.primary
     shown = [*group.others] if base is None else [base, *group.others]
     each = []
     for method in shown:
         worst = worst_client(method)
+        if worst is None:
+            continue
         others = f" and {worst.others} more" if worst.others else ""
-        each.append(f"{group.clients[worst.client]}{others} with {worst.percent:.1f} % under {method.label}")
+        score = f"{primary.text(worst.score)}{primary.unit()}"
+        each.append(f"{group.clients[worst.client]}{others} with {score} under {method.label}")
     if each:
-        yield f"the worst-served client, by the final model's accuracy on its own training data, is {'; '.join(each)}."
+        by = f"the final model's {primary.label} on its own training data"
+        yield f"the worst-served client, by {by}, is {'; '.join(each)}."
 
 
 @dataclass(frozen=True)
@@ -143,20 +170,23 @@ class Worst:
     """The worst-served client.
 
     Attributes:
-        client: The first with the lowest accuracy on its own training data, as a mean of the trials.
-        percent: This accuracy.
+        client: The first with the worst score on its own training data, as a mean of the trials.
+        score: This score.
         others: How many others have it too.
     """
 
     client: int
-    percent: float
+    score: float
     others: int
 
 
-def worst_client(method: LabelledMethod) -> Worst:
-    """The worst-served client."""
-    means = method.client_accuracy.mean(0)
-    return Worst(int(means.argmin()), float(means.min()), int((means == means.min()).sum()) - 1)
+def worst_client(method: LabelledMethod) -> Worst | None:
+    """The worst-served client; None where no client's score is known."""
+    means = method.client_scores.mean(0)
+    if np.isnan(means).all():
+        return None
+    worst = int(np.nanargmin(means) if method.run.primary.greater_is_better else np.nanargmax(means))
+    return Worst(worst, float(means[worst]), int((means == means[worst]).sum()) - 1)
 
 
 # --- what the weights show ---------------------------------------------------------------------------------
@@ -182,7 +212,7 @@ def _weights(run: RunRecord, name: str) -> Iterator[str]:
 def only_holders(federation: FederationRecord) -> dict[int, tuple[int, ...]]:
     """The classes that a single client has samples of, by that client."""
     alone: dict[int, tuple[int, ...]] = {}
-    for label in range(federation.classes):
+    for label in range(federation.classes if federation.classes > 1 else 0):
         holders = [k for k, client in enumerate(federation.clients) if client.label_counts[label]]
         if len(holders) == 1:
             alone[holders[0]] = (*alone.get(holders[0], ()), label)

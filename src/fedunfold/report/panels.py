@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedunfold.core.primary_metric import ACCURACY
 from fedunfold.report import charts
 from fedunfold.report.animation import Frames, of_learning, of_use
 from fedunfold.report.grouping import Group
 from fedunfold.report.tables import Table, numbers_table
-from fedunfold.report.text import shortened
+from fedunfold.report.text import capital, shortened
 from fedunfold.runs.schema import RunRecord
 
 
@@ -68,7 +69,7 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
     several = len(runs) > 1
     sections: dict[str, Iterable[Card | None]] = {
         "labels": (_labels(group, name) for name, group in named),
-        "accuracy": (_accuracy(group, name) for name, group in named),
+        "scores": (_scores(group, name) for name, group in named),
         "weights": (card for group in groups for card in _weights(group, several)),
         "loss": (_outer_loss(run, run.label if several else "") for run in runs),
         "classes": (_pairs(group, name, "class") for name, group in named),
@@ -77,23 +78,26 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
     return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
 
 
-def _labels(group: Group, of: str) -> Card:
+def _labels(group: Group, of: str) -> Card | None:
+    if group.federation.classes < 2:
+        return None
     chart = charts.labels_held(group.federation, group.clients, shortened(group.classes))
     return Card(of, "Samples of each class at each client; empty where it has none.", (Drawing("", chart),))
 
 
-def _accuracy(group: Group, of: str) -> Card | None:
+def _scores(group: Group, of: str) -> Card | None:
     if not group.methods:
         return None
-    trials = sorted({len(method.accuracy) for method in group.methods})
+    trials = sorted({len(method.scores) for method in group.methods})
     counted = " to ".join(str(count) for count in dict.fromkeys((trials[0], trials[-1])))
-    about = "Accuracy on the test set after every round."
+    primary = group.primary
+    about = f"{capital(primary.label)} on the test set after every round{primary.direction}."
     if trials[-1] > 1:
         about += f" Lines are means of {counted} trials; the shade is one standard deviation to either side."
-    rounds = max(method.accuracy.shape[1] for method in group.methods)
-    columns = {method.label: method.accuracy.mean(0) for method in group.methods}
-    numbers = numbers_table("round", [str(t + 1) for t in range(rounds)], columns)
-    return Card(of, about, (Drawing("", charts.accuracy(group)),), numbers)
+    rounds = max(method.scores.shape[1] for method in group.methods)
+    columns = {method.label: method.scores.mean(0) for method in group.methods}
+    numbers = numbers_table("round", [str(t + 1) for t in range(rounds)], columns, primary.text)
+    return Card(of, about, (Drawing("", charts.scores(group)),), numbers)
 
 
 def _weights(group: Group, several: bool) -> Iterator[Card]:
@@ -119,7 +123,7 @@ def _weights(group: Group, several: bool) -> Iterator[Card]:
         if limit < most:
             about += f" The strongest colour stands for {limit:.2g} and more, up to {most:.2g}."
         means = {name: frames.values[-1].mean(0) for name, frames in shown.items()}
-        numbers = numbers_table("mean over the rounds", run.clients, means, digits=4)
+        numbers = numbers_table("mean over the rounds", run.clients, means, "{:.4f}".format)
         yield Card(run.label if several else "", about, drawings, numbers)
 
 
@@ -139,16 +143,20 @@ def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | No
     if what == "class":
         names, on_axis = group.classes, shortened(group.classes)
         about = "Test accuracy of the final models in each class, mean of the trials."
-        values = {method.label: method.class_accuracy.mean(0) for method in group.methods}
+        values = {m.label: m.class_accuracy.mean(0) for m in group.methods if m.class_accuracy.size}
+        metric = ACCURACY
     else:
-        names = on_axis = group.clients
-        about = "Accuracy of the final models on each client's own training data, mean of the trials."
-        values = {method.label: method.client_accuracy.mean(0) for method in group.methods}
+        names, metric = group.clients, group.primary
+        on_axis = names
+        about = f"{capital(metric.label)} of the final models on each client's own training data, mean of the trials."
+        values = {method.label: method.client_scores.mean(0) for method in group.methods}
     base = group.baseline.label if group.baseline is not None else ""
     drawings = tuple(
         Drawing(
             method.label,
-            charts.before_and_after(on_axis, values.get(base), values[method.label], (base, method.label), x=what),
+            charts.before_and_after(
+                on_axis, values.get(base), values[method.label], (base, method.label), x=what, metric=metric
+            ),
         )
         for method in group.others
         if method.label in values
@@ -156,7 +164,8 @@ def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | No
     if not drawings:
         return None
     if base in values:
-        about += f" Rings are {base}; a line up is a gain, a line down a loss."
+        up, down = ("gain", "loss") if metric.greater_is_better else ("loss", "gain")
+        about += f" Rings are {base}; a line up is a {up}, a line down a {down}."
     if len(names) > charts.MARKED:
         about += " They stand in the order of the rings." if base in values else " They stand in order."
-    return Card(of, about, drawings, numbers_table(what, names, values))
+    return Card(of, about, drawings, numbers_table(what, names, values, metric.text))

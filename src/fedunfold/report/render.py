@@ -14,6 +14,7 @@ from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
 from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
+from fedunfold.report.text import capital
 from fedunfold.runs.labels import distinct
 from fedunfold.runs.schema import RunRecord
 from fedunfold.version import VERSION
@@ -80,6 +81,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
         facts=facts,
         cards=cards,
         robust=any(ROBUST.search(method.name) for run in runs for method in run.methods),
+        score=capital(groups[0].primary.label if len({group.primary for group in groups}) == 1 else "score"),
         settings=[(run, settings_table(run)) for run in runs],
         version=VERSION,
         style=_part("page.css"),

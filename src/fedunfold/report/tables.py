@@ -1,16 +1,18 @@
 """The page's tables, as text in rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedunfold.core.primary_metric import words
 from fedunfold.report.grouping import Group, LabelledMethod
 from fedunfold.report.insights import ended, epochs_of, worst_client
 from fedunfold.runs.labels import plain
 from fedunfold.runs.schema import ClientRecord, FederationRecord, Floats, RunRecord
 from fedunfold.tracking.scalars import leaves
+from fedunfold.training.comparison import BALANCED
 
 MOST_ROWS = 500
 MOST_LABELS = 8
@@ -37,25 +39,44 @@ class Table:
 
 def outcome_table(groups: Sequence[Group]) -> Table | None:
     """A line for every method of every run."""
-    rows = [_outcome(method, group, len(groups) > 1) for group in groups for method in group.methods]
-    if not rows:
+    tested = [group for group in groups if group.methods]
+    if not tested:
         return None
-    header = ("method", "trials", "test accuracy", "difference", "weakest class", "worst-served client")
-    return Table(header, tuple(rows))
+    metrics = {group.primary for group in tested}
+    others = [n for n in (tested[0].methods[0].metrics if len(metrics) == 1 else ()) if n != BALANCED]
+    others = [name for name in others if name != tested[0].primary.name]
+    rows = [_outcome(method, group, len(groups) > 1, others) for group in tested for method in group.methods]
+    score = f"test {tested[0].primary.label}" if len(metrics) == 1 else "test score"
+    header = ("method", "trials", score, "difference", *map(words, others), "weakest class", "worst-served client")
+    used = [i for i in range(len(header)) if header[i] != "weakest class" or any(row[i] != NONE for row in rows)]
+    return Table(tuple(header[i] for i in used), tuple(tuple(row[i] for i in used) for row in rows))
 
 
-def _outcome(method: LabelledMethod, group: Group, several: bool) -> tuple[str, ...]:
-    base = group.baseline
+def _outcome(method: LabelledMethod, group: Group, several: bool, others: Sequence[str]) -> tuple[str, ...]:
+    base, primary = group.baseline, group.primary
     by_class, worst = method.class_accuracy.mean(0), worst_client(method)
     difference = NONE
     if base is not None and base is not method:
-        difference = f"{method.finals.mean() - base.finals.mean():+.1f}".replace("-", "−")
+        value = float(method.finals.mean() - base.finals.mean())
+        difference = f"{value:+.1f}" if primary.is_percentage else f"{value:+.4g}"
+        difference = difference.replace("-", "−")
     weakest = NONE
     if not np.isnan(by_class).all():
         weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
-    served = f"{worst.percent:.1f} % ({group.clients[worst.client]})"
+    served = NONE
+    if worst is not None:
+        served = f"{primary.text(worst.score)}{primary.unit()} ({group.clients[worst.client]})"
+    more = [_metric(method, name) for name in others]
     name = f"{method.label} · {group.name}" if several else method.label
-    return name, str(len(method.finals)), ended(method), difference, weakest, served
+    return name, str(len(method.finals)), ended(method), difference, *more, weakest, served
+
+
+def _metric(method: LabelledMethod, name: str) -> str:
+    """The mean of one of the other metrics over the trials."""
+    primary, values = method.run.primary, method.metrics.get(name)
+    if values is None or np.isnan(values).any():
+        return NONE
+    return primary.text(float(values.mean()), name) + primary.unit(name)
 
 
 def facts(federation: FederationRecord) -> list[tuple[str, str]]:
@@ -64,7 +85,7 @@ def facts(federation: FederationRecord) -> list[tuple[str, str]]:
         (f"{len(federation.clients):,}", "clients"),
         (f"{sum(client.samples for client in federation.clients):,}", "training samples"),
         (f"{federation.test_samples:,}", "test samples"),
-        (f"{federation.classes:,}", "classes"),
+        (f"{federation.classes:,}", "classes") if federation.classes > 1 else (plain(federation.task), "task"),
         (f"{federation.rounds:,}", "rounds"),
     ]
     if federation.clients_per_round is not None:
@@ -84,7 +105,7 @@ def client_table(group: Group) -> Table:
     clients = federation.clients
     columns = {
         "client": group.clients,
-        "labels": [_held(client, group.classes) for client in clients],
+        **({"labels": [_held(client, group.classes) for client in clients]} if federation.classes > 1 else {}),
         "samples": [f"{client.samples:,}" for client in clients],
         "by size": [f"{share:.3f}" for share in federation.shares],
     }
@@ -93,8 +114,8 @@ def client_table(group: Group) -> Table:
         columns[head] = [f"{weight:.3f}" for weight in weights]
     columns["pace"] = [epochs_of(client.epochs) for client in clients]
     columns["reachable"] = [f"{100 * client.participation_probability:.0f} %" for client in clients]
-    rows = tuple(zip(*columns.values(), strict=True))
-    return Table(tuple(columns), rows[:MOST_ROWS], words=(0, 1), left_out=max(0, len(rows) - MOST_ROWS))
+    rows, read = tuple(zip(*columns.values(), strict=True)), (0, 1) if federation.classes > 1 else (0,)
+    return Table(tuple(columns), rows[:MOST_ROWS], read, max(0, len(rows) - MOST_ROWS))
 
 
 def _held(client: ClientRecord, classes: Sequence[str]) -> str:
@@ -104,24 +125,26 @@ def _held(client: ClientRecord, classes: Sequence[str]) -> str:
     return ", ".join(classes[label] for label in client.held[:MOST_LABELS]) + more
 
 
-def numbers_table(first: str, names: Sequence[str], columns: Mapping[str, Floats], digits: int = 1) -> Table:
+def numbers_table(
+    first: str, names: Sequence[str], columns: Mapping[str, Floats], text: Callable[[float], str]
+) -> Table:
     """A chart's numbers; a column that is shorter than the others ends early.
 
     Args:
         first: The first column's head.
         names: What is in it.
         columns: The numbers by the heads of the other columns.
-        digits: After the decimal point.
+        text: How a number is written.
     """
     rows = tuple(
-        (name, *(_number(values[i], digits) if i < len(values) else NONE for values in columns.values()))
+        (name, *(_number(values[i], text) if i < len(values) else NONE for values in columns.values()))
         for i, name in enumerate(names[:MOST_ROWS])
     )
     return Table((first, *columns), rows, left_out=max(0, len(names) - MOST_ROWS))
 
 
-def _number(value: float, digits: int) -> str:
-    return NONE if np.isnan(value) else f"{value:.{digits}f}"
+def _number(value: float, text: Callable[[float], str]) -> str:
+    return NONE if np.isnan(value) else text(value)
 
 
 def settings_table(run: RunRecord) -> Table:

@@ -17,6 +17,15 @@ def shortened(labels: Sequence[str]) -> tuple[str, ...]:
     return distinct([label if len(label) <= SHORT else label[: SHORT - 1] + "…" for label in labels])
 
 
+def capital(text: str) -> str:
+    """With a capital.
+
+    >>> capital("accuracy"), capital("R² of doses")
+    ('Accuracy', 'R² of doses')
+    """
+    return text[:1].upper() + text[1:]
+
+
 def escaped(label: str) -> str:
     """A label inside a chart, where Plotly would read tags of its own.
 

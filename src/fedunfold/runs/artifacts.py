@@ -9,12 +9,13 @@ from typing import Any
 from safetensors.torch import save as serialize
 
 from fedunfold import plotting
-from fedunfold.api import client_accuracies, trained_module
+from fedunfold.api import client_scores, trained_module
 from fedunfold.config import Environment
+from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.schema import CLIENT_ACCURACY, LEARNED, METRICS, MODEL, RESULT, file_name
+from fedunfold.runs.schema import CLIENT_SCORES, LEARNED, METRICS, MODEL, RESULT, file_name
 from fedunfold.tracking.scalars import iteration_records, round_record
 from fedunfold.training.comparison import Comparison
 
@@ -43,7 +44,7 @@ def of_run(environment: Environment, method: str, result: RunResult) -> Files:
     model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
     return {
         METRICS: _lines_writer(_round_lines(method, 0, result)),
-        CLIENT_ACCURACY: _lines_writer(_client_lines(environment, method, [result])),
+        CLIENT_SCORES: _lines_writer(_client_lines(environment, method, [result])),
         MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(model)),
     }
 
@@ -65,10 +66,10 @@ def of_comparison(environment: Environment, comparison: Comparison, unfinished: 
             for trial, outcome in enumerate(result.trials)
             for line in _round_lines(result.name, trial, outcome)
         )
-        files[CLIENT_ACCURACY] = _lines_writer(
+        files[CLIENT_SCORES] = _lines_writer(
             line for result in comparison.methods for line in _client_lines(environment, result.name, result.trials)
         )
-        files["accuracy.png"] = partial(plotting.save, plotting.accuracy(comparison))
+        files[f"{file_name(comparison.primary.name)}.png"] = partial(plotting.save, plotting.scores(comparison))
     finished = {result.name: result.learned for result in comparison.methods if result.learned is not None}
     for name, learned in {**unfinished, **finished}.items():
         stem = file_name(name)
@@ -98,6 +99,7 @@ def _round_lines(method: str, trial: int, result: RunResult) -> Iterable[Mapping
 
 
 def _client_lines(environment: Environment, method: str, results: Sequence[RunResult]) -> Iterable[Mapping[str, Any]]:
-    """Accuracy of the final models on each client's own training data, in percent."""
-    for trial, accuracies in enumerate(client_accuracies(environment, results)):
-        yield {"method": method, "trial": trial, "client_accuracy": [100 * accuracy for accuracy in accuracies]}
+    """The primary metric of the final models on each client's own training data, fractions in percent."""
+    for trial, scores in enumerate(client_scores(environment, results)):
+        factor = results[trial].evaluations[-1].primary.factor()
+        yield {"method": method, "trial": trial, "client_scores": [finite(factor * score) for score in scores]}

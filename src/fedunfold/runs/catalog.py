@@ -9,16 +9,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from fedunfold.core.errors import InputError, WriteError
+from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.core.registry import unknown
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir
-from fedunfold.runs.schema import ENVIRONMENT, METRICS, REPORT, RESULT, SETTINGS
+from fedunfold.runs.schema import ENVIRONMENT, METRICS, REPORT, RESULT, SETTINGS, MetricRecord
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.tracking.scalars import flattened
 
-MEASURES = ("accuracy_mean", "accuracy_sd", "accuracy", "loss", "outer_loss")
 LARGEST = sys.float_info.max  # a whole number in a file may be beyond it
 
 
@@ -61,6 +63,16 @@ class RunSummary:
             return [str(name) for name in ([named] if isinstance(named, str) else named)]
         return [str(row["method"]) for row in self.results if "method" in row]
 
+    @property
+    def primary(self) -> PrimaryMetric:
+        """What models were compared by; a classifier's accuracy where the settings do not say."""
+        return _primary(self.settings)
+
+    @property
+    def measures(self) -> list[str]:
+        """What the rows of the results hold, as it is called there."""
+        return [name for name in _measures(self.primary.name) if any(name in row for row in self.results)]
+
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -71,6 +83,7 @@ class RunSummary:
             "command": self.settings.get("command"),
             "environment": self.settings.get("environment"),
             "methods": self.methods,
+            "metric": self.primary.describe(),
             "results": list(self.results),
             "made": self.made and self.made.isoformat(timespec="seconds"),
             "size": self.size,
@@ -221,18 +234,18 @@ def _read_results(
     if missing := [path / str(name) for name in listed if path / str(name) not in files]:
         raise DamagedRunError(missing[0], "is missing")
     environment = _read_toml(path / ENVIRONMENT) if ENVIRONMENT in listed else {}
-    metrics, result = path / METRICS, path / RESULT
+    metrics, result, primary = path / METRICS, path / RESULT, _primary(settings).name
     texts = read_file(metrics).splitlines() if METRICS in listed else []
     lines = [parse_object(text, metrics, number) for number, text in enumerate(texts, 1)]
     if RESULT not in listed:
         if METRICS in listed and not lines:
             raise DamagedRunError(metrics, "is empty")
-        return environment, [_row(line) for line in lines[-1:]]
+        return environment, [_row(line, primary) for line in lines[-1:]]
     rows = parse_object(read_file(result), result).get("methods")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DamagedRunError(result, "has no rows for methods")
     trials = Counter(method for method, _ in {(str(line.get("method")), str(line.get("trial"))) for line in lines})
-    return environment, [{**_row(row), "trials": trials[str(row.get("method"))]} for row in rows]
+    return environment, [{**_row(row, primary), "trials": trials[str(row.get("method"))]} for row in rows]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -253,16 +266,28 @@ def _read_progress(file: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]
             if isinstance(record.get("began"), dict):
                 settings, rows = record["began"], {}
             elif isinstance(record.get("method"), str):
-                rows[record["method"]] = _row(record)
+                rows[record["method"]] = _row(record, _primary(settings).name)
     if not settings:
         raise DamagedRunError(file, "does not name what began")
     return settings, list(rows.values())
 
 
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+def _primary(settings: Mapping[str, Any]) -> PrimaryMetric:
+    """What settings name as the metric, whatever else is in them."""
+    with suppress(ValidationError):
+        return MetricRecord.model_validate(settings.get("metric")).primary
+    return ACCURACY
+
+
+def _measures(metric: str) -> tuple[str, ...]:
+    """What a row of results may hold."""
+    return f"{metric}_mean", f"{metric}_sd", metric, "loss", "outer_loss"
+
+
+def _row(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Name and finite numbers of a record."""
     counts = {name: record[name] for name in ("iteration", "round") if isinstance(record.get(name), int)}
-    numbers = {name: record[name] for name in MEASURES if isinstance(record.get(name), int | float)}
+    numbers = {name: record[name] for name in _measures(metric) if isinstance(record.get(name), int | float)}
     method = {"method": str(record["method"])} if "method" in record else {}
     return {**method, **counts, **{name: value for name, value in numbers.items() if abs(value) <= LARGEST}}
 
@@ -292,11 +317,11 @@ def _all_settings(run: RunSummary) -> dict[str, Any]:
 
 
 def _all_results(run: RunSummary) -> dict[str, Any]:
-    """By method and measure; the mean over trials stands beside the accuracy of a single run."""
+    """By method and measure; the mean over trials stands beside the score of a single run."""
     return {
         f"{row.get('method', 'learned')}: {name.removesuffix('_mean').replace('_', ' ')}": row[name]
         for row in run.results
-        for name in MEASURES
+        for name in run.measures
         if name in row
     }
 

@@ -25,7 +25,7 @@ from fedunfold.version import VERSION
 
 LIMITS = {
     schema.FEDERATION: FEDERATION_BYTES,
-    **dict.fromkeys((schema.METRICS, schema.CLIENT_ACCURACY, PROGRESS), LINES_BYTES),
+    **dict.fromkeys((schema.METRICS, schema.CLIENT_SCORES, PROGRESS), LINES_BYTES),
 }
 
 Parsed = TypeVar("Parsed", bound=schema.Record)
@@ -186,7 +186,7 @@ def _read_run(folder: Path) -> schema.RunRecord:
     file = folder / schema.FEDERATION
     federation = parse_record(schema.FederationRecord, read_file(file), file)
     tested = settings.command != "learn" and schema.METRICS in settings.files
-    methods = _read_methods(folder, federation) if tested else ()
+    methods = _read_methods(folder, federation, settings.metric.name) if tested else ()
     names = {schema.LEARNED: "learned"}
     names |= {f"{schema.file_name(method.name)}.safetensors": method.name for method in methods}
     learned = _read_weights(folder, settings.files, names)
@@ -203,6 +203,7 @@ def _read_run(folder: Path) -> schema.RunRecord:
         methods=methods,
         learned=learned,
         stopped=ResumeDir(folder).exists,
+        primary=settings.metric.primary,
     )
 
 
@@ -217,8 +218,8 @@ def _refuse_newer(version: str, folder: Path) -> None:
         )
 
 
-def _read_methods(folder: Path, federation: schema.FederationRecord) -> tuple[schema.MethodRecord, ...]:
-    """metrics.jsonl and client_accuracy.jsonl by method, in the order in which they were run."""
+def _read_methods(folder: Path, federation: schema.FederationRecord, primary: str) -> tuple[schema.MethodRecord, ...]:
+    """metrics.jsonl and client_scores.jsonl by method, in the order in which they were run."""
     file = folder / schema.METRICS
     lines: dict[str, dict[int, list[schema.RoundRecord]]] = {}
     for number, line in _read_lines(schema.RoundRecord, file):
@@ -226,12 +227,14 @@ def _read_methods(folder: Path, federation: schema.FederationRecord) -> tuple[sc
         rounds = trials.setdefault(line.trial, [])
         if line.round != len(rounds) or (line.trial and line.trial - 1 not in trials):
             raise DamagedRunError(file, f"is damaged: trial {line.trial} round {line.round} is out of turn", number)
+        if primary not in line.metrics:
+            raise DamagedRunError(file, f"is damaged: it has no {plain(primary)}", number)
         rounds.append(line)
-    served: dict[str, list[tuple[float, ...]]] = {}
-    for _, end in _read_lines(schema.ClientsRecord, folder / schema.CLIENT_ACCURACY):
-        served.setdefault(end.method, []).append(end.client_accuracy)
+    served: dict[str, list[tuple[float | None, ...]]] = {}
+    for _, end in _read_lines(schema.ClientsRecord, folder / schema.CLIENT_SCORES):
+        served.setdefault(end.method, []).append(end.client_scores)
     methods = [
-        _join_trials(name, list(trials.values()), served.get(name, []), federation, file)
+        _join_trials(name, list(trials.values()), served.get(name, []), federation, file, primary)
         for name, trials in lines.items()
     ]
     names = distinct([method.name for method in methods])
@@ -241,23 +244,28 @@ def _read_methods(folder: Path, federation: schema.FederationRecord) -> tuple[sc
 def _join_trials(
     name: str,
     trials: Sequence[Sequence[schema.RoundRecord]],
-    served: Sequence[Sequence[float]],
+    served: Sequence[Sequence[float | None]],
     federation: schema.FederationRecord,
     file: Path,
+    primary: str,
 ) -> schema.MethodRecord:
     """The rounds of all trials of a method as arrays."""
-    clients, classes = len(federation.clients), federation.classes
+    clients, classes = len(federation.clients), federation.classes if federation.classes > 1 else 0
     try:
         method = schema.MethodRecord(
             name=plain(name),
-            accuracy=np.array([[line.accuracy for line in rounds] for rounds in trials], dtype=np.float64),
+            scores=np.array([[line.metrics[primary] for line in rounds] for rounds in trials], dtype=np.float64),
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
             weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
-            client_accuracy=np.array(served, dtype=np.float64),
+            client_scores=np.array(served, dtype=np.float64),
             rejected=_count_rejected(trials),
+            metrics={
+                plain(metric): np.array([rounds[-1].metrics.get(metric) for rounds in trials], dtype=np.float64)
+                for metric in trials[0][-1].metrics
+            },
         )
-        expected = (len(trials), clients), (len(trials), classes), (method.accuracy.shape[1], clients)
-        if (method.client_accuracy.shape, method.class_accuracy.shape, method.weights.shape) != expected:
+        expected = (len(trials), clients), (len(trials), classes), (method.scores.shape[1], clients)
+        if (method.client_scores.shape, method.class_accuracy.shape, method.weights.shape) != expected:
             raise ValueError("numbers of trials, clients or classes differ")
     except ValueError as error:  # also numpy's word for lists of different lengths
         problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"

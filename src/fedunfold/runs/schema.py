@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedunfold.config import Environment
+from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.core.settings import Count, Natural
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.labels import plain
 
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.toml"
 FEDERATION = "federation.json"
 METRICS = "metrics.jsonl"
-CLIENT_ACCURACY = "client_accuracy.jsonl"
+CLIENT_SCORES = "client_scores.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
 LEARNED = "weights.safetensors"
@@ -75,7 +77,8 @@ class FederationRecord(Record):
         environment: The environment's name.
         description: What it says about itself.
         digest: Stands for data, clients, model and local training; equal for runs that can be compared.
-        classes: How many classes there are.
+        task: What a model was trained for.
+        classes: How many classes there are; 1 for a task without.
         class_names: Their names in the order of their numbers, where they have some.
         test_samples: Size of the test set.
         rounds: T.
@@ -86,6 +89,7 @@ class FederationRecord(Record):
     environment: str
     description: str = ""
     digest: str
+    task: str = "classification"
     classes: Count
     class_names: tuple[str, ...] | None = None
     test_samples: Natural
@@ -114,6 +118,7 @@ class FederationRecord(Record):
                 **environment.model_dump(include={"description", "class_names", "rounds", "clients_per_round"}),
                 "environment": environment.name,
                 "digest": environment.digest(data),
+                "task": data.task.name,
                 "classes": data.classes,
                 "test_samples": len(data.y_test),
                 "clients": [
@@ -134,18 +139,39 @@ class FederationRecord(Record):
         return tuple(client.samples / total for client in self.clients)
 
 
+class MetricRecord(Record):
+    """The task's primary metric.
+
+    Attributes:
+        name: What it is called.
+        greater_is_better: Its direction.
+        percentages: The metrics that are in percent.
+    """
+
+    name: str
+    greater_is_better: bool
+    percentages: frozenset[str]
+
+    @property
+    def primary(self) -> PrimaryMetric:
+        """The same for whoever shows it."""
+        return PrimaryMetric(plain(self.name), self.greater_is_better, frozenset(map(plain, self.percentages)))
+
+
 class SettingsRecord(Record):
     """The part of settings.json that a report needs.
 
     Attributes:
         command: What was run: learn, run, compare or demo.
         environment: The environment's name.
+        metric: What models were compared by; a classifier's accuracy where nothing is said.
         version: Of fedunfold.
         files: Names of the files that the run left.
     """
 
     command: str
     environment: str
+    metric: MetricRecord = MetricRecord.model_validate(ACCURACY.describe())
     version: str
     files: tuple[str, ...]
 
@@ -199,7 +225,7 @@ class RoundRecord(Record):
         method: The method's name.
         trial: Its number, from 0.
         round: Its number, from 0.
-        accuracy: On the test set, in percent.
+        metrics: All metrics on the test set by name, fractions in percent; None for one that is not known.
         class_accuracy: By class, in percent; None for a class without test samples.
         weights: Θ^(t) as used.
         rejected: Why a client's update was rejected, by client.
@@ -208,24 +234,33 @@ class RoundRecord(Record):
     method: str
     trial: Natural
     round: Natural
-    accuracy: float
+    metrics: dict[str, float | None]
     class_accuracy: tuple[float | None, ...]
     weights: tuple[float, ...]
     rejected: dict[str, str] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_classifier(cls, line: Any) -> Any:
+        """A line without metrics has an accuracy."""
+        if isinstance(line, dict) and "metrics" not in line and "accuracy" in line:
+            return line | {"metrics": {"accuracy": line["accuracy"]}}
+        return line
+
 
 class ClientsRecord(Record):
-    """A line of client_accuracy.jsonl.
+    """A line of client_scores.jsonl.
 
     Attributes:
         method: The method's name.
         trial: Its number, from 0.
-        client_accuracy: Accuracy of the final model on each client's own training data, in percent.
+        client_scores: The primary metric of the final model on each client's own training data, fractions in percent;
+            None where it is not known.
     """
 
     method: str
     trial: Natural
-    client_accuracy: tuple[float, ...]
+    client_scores: tuple[float | None, ...]
 
 
 # --- what is read from them ----------------------------------------------------------------------------------
@@ -248,28 +283,30 @@ class RejectedClient:
 
 @dataclass(frozen=True, eq=False)
 class MethodRecord:
-    """What a method did in a run; accuracies in percent.
+    """What a method did in a run; fractions in percent, NaN for what is not known.
 
     Attributes:
         name: The method's name.
-        accuracy: On the test set, [trials, rounds].
-        class_accuracy: Of the final models by class, [trials, C]; NaN for a class without test samples.
+        scores: The primary metric on the test set, [trials, rounds].
+        class_accuracy: Of the final models by class, [trials, C], or [trials, 0] for a task without classes.
         weights: Those used, as a mean of the trials, [rounds, K].
-        client_accuracy: Of the final models on each client's own training data, [trials, K].
+        client_scores: The primary metric of the final models on each client's own training data, [trials, K].
         rejected: The clients whose updates were rejected, the most often rejected first.
+        metrics: All metrics of the final models on the test set by name, [trials].
     """
 
     name: str
-    accuracy: Floats
+    scores: Floats
     class_accuracy: Floats
     weights: Floats
-    client_accuracy: Floats
+    client_scores: Floats
     rejected: tuple[RejectedClient, ...] = ()
+    metrics: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def finals(self) -> Floats:
-        """Accuracy after the last round of every trial."""
-        return self.accuracy[:, -1]
+        """The primary metric after the last round of every trial."""
+        return self.scores[:, -1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,6 +323,7 @@ class RunRecord:
         methods: What each method did, in the order in which they were run; none where weights were only learned.
         learned: Learned weights by method.
         stopped: Whether it was interrupted, and can be resumed.
+        primary: What the methods are compared by.
     """
 
     label: str
@@ -297,3 +335,4 @@ class RunRecord:
     methods: tuple[MethodRecord, ...] = ()
     learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
     stopped: bool = False
+    primary: PrimaryMetric = ACCURACY

@@ -98,7 +98,7 @@ class StudyRecords:
             seconds: How long it took.
         """
         content: dict[str, Any] = {
-            "accuracies": result.accuracies,
+            "accuracies": result.scores,
             "class_accuracy": result.evaluations[-1].class_accuracy.tolist(),
             "rounds": len(result.evaluations),
             "client_steps": steps,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -33,7 +34,7 @@ class CustomTask(Task):
     def check_targets(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
         if targets.dtype.kind not in "uifb":
             raise InputError(f"{name} has type {targets.dtype}; give numbers.")
-        return targets
+        return targets.astype(np.float32) if targets.dtype.kind == "f" else targets
 
     def output_shape(self, targets: Tensor) -> tuple[int, ...]:
         return len(targets), self.outputs
@@ -49,7 +50,7 @@ class CustomTask(Task):
         return outputs
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(outputs, targets)
+        return self.loss(outputs, targets).to(outputs.dtype)
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         sums = [function(outputs, targets).double().sum() for _, function in self.row_metrics]

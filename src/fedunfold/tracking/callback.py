@@ -74,7 +74,7 @@ class Callback:
         """All results are known.
 
         Args:
-            rows: A row for each method; accuracies in percent.
+            rows: A row for each method; fractions in percent.
         """
 
     def on_end(self, failure: BaseException | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
+from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
@@ -42,8 +43,9 @@ class JsonLines(Callback):
         self._write(round_record(method, trial, round_index, evaluation))
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        accuracy = 100 * result.accuracies[-1]
-        self._write({"method": method, "trial": trial, "accuracy": accuracy, "weights": result.weights.tolist()})
+        last = result.evaluations[-1]
+        score = {last.primary.name: finite(last.primary.factor() * last.score)}
+        self._write({"method": method, "trial": trial, **score, "weights": result.weights.tolist()})
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._write({"table": list(rows)})

@@ -22,7 +22,7 @@ def iteration_records(so_far: LearnedWeights) -> list[dict[str, Any]]:
 
 
 def round_record(method: str, trial: int, round_index: int, evaluation: Evaluation) -> dict[str, Any]:
-    """A round's test, accuracies in percent; None for a class that the test set does not have.
+    """A round's test, fractions in percent; None for a class that the test set does not have.
 
     Args:
         method: The method's name.
@@ -30,14 +30,16 @@ def round_record(method: str, trial: int, round_index: int, evaluation: Evaluati
         round_index: The round's number.
         evaluation: Its test.
     """
-    classes = evaluation.class_accuracy.tolist()
+    classes, primary = evaluation.class_accuracy.tolist(), evaluation.primary
+    metrics = primary.shown(evaluation.score, evaluation.metrics)
     return {
         "method": method,
         "trial": trial,
         "round": round_index,
-        "accuracy": 100 * evaluation.accuracy,
+        primary.name: metrics[primary.name],
         "loss": evaluation.loss,
         "class_accuracy": [None if math.isnan(value) else 100 * value for value in classes],
+        "metrics": metrics,
     }
 
 
@@ -71,7 +73,7 @@ class ScalarCallback(Callback):
     | curve | step |
     |---|---|
     | <method>/learning/outer_loss, …/mean_weight/<client> | outer iteration |
-    | <method>/trial-<i>/accuracy, …/loss, …/class_accuracy/<class> | round |
+    | <method>/trial-<i>/<metric>, …/loss, …/class_accuracy/<class> | round |
     | <method>/trial-<i>/mean_weight/<client> | 0 |
     | <method>/final/… | 0, the final table |
     """
@@ -97,8 +99,9 @@ class ScalarCallback(Callback):
             for label, accuracy in enumerate(record["class_accuracy"])
             if accuracy is not None
         ]
-        both = [Scalar(f"{name}/{what}", record[what], round_index) for what in ("accuracy", "loss")]
-        self.log_scalars([*both, *classes])
+        values = {**record["metrics"], "loss": record["loss"]}
+        known = [Scalar(f"{name}/{what}", value, round_index) for what, value in values.items() if value is not None]
+        self.log_scalars([*known, *classes])
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.log_scalars(_mean_weights(f"{method}/trial-{trial}", result.weights, self._clients, 0))
@@ -108,7 +111,7 @@ class ScalarCallback(Callback):
             [
                 Scalar(f"{row['method']}/final/{name}", value)
                 for row in rows
-                for name, value in row.items()
+                for name, value in {**row.get("metrics", {}), **row}.items()
                 if isinstance(value, int | float)
             ]
         )

@@ -86,7 +86,9 @@ def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table; TensorBoard shows texts as Markdown."""
     if not rows:
         return ""
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    flat = [{**row, **row.get("metrics", {})} for row in rows]
+    heads = [name for name in flat[0] if name != "metrics"]
+    lines = [heads, ["---"] * len(heads), *([str(row.get(name, "")) for name in heads] for row in flat)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

@@ -1,12 +1,17 @@
 """What a comparison of methods found."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedunfold.core.messages import Evaluation
+from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric, finite, words
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.text_table import TextTable
 from fedunfold.rules.learned import LearnedWeights
+
+BALANCED = "balanced_accuracy"
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,18 @@ class MethodResult:
     learned: LearnedWeights | None = None
 
     @property
+    def primary(self) -> PrimaryMetric:
+        """What the scores are."""
+        return self.trials[0].evaluations[-1].primary
+
+    @property
     def finals(self) -> list[float]:
-        """Accuracy after the last round, in percent, of every trial."""
-        return [100 * trial.accuracies[-1] for trial in self.trials]
+        """Score after the last round of every trial, fractions in percent."""
+        return [self.primary.factor() * trial.scores[-1] for trial in self.trials]
 
     @property
     def mean(self) -> float:
-        """Mean over the trials of the accuracy after the last round, in percent."""
+        """Mean over the trials of the score after the last round, fractions in percent."""
         return statistics.fmean(self.finals)
 
     @property
@@ -41,11 +51,21 @@ class MethodResult:
     @property
     def spread(self) -> str:
         """Mean and standard deviation for a table; the value alone where there is one."""
-        return f"{self.mean:.1f} ± {self.sd:.1f}" if len(self.trials) > 1 else f"{self.mean:.1f}"
+        return self.primary.spread(self.mean, self.sd) if len(self.trials) > 1 else self.primary.text(self.mean)
 
     def as_row(self) -> dict[str, Any]:
         """Plain values for a table."""
-        return {"method": self.name, "accuracy_mean": self.mean, "accuracy_sd": self.sd}
+        name = self.primary.name
+        spread = {f"{name}_mean": finite(self.mean), f"{name}_sd": finite(self.sd)}
+        return {"method": self.name, **spread, "metrics": self.metrics}
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Means over the trials of all metrics after the last round, fractions in percent; None where one is not known
+        in every trial."""
+        last = [trial.evaluations[-1] for trial in self.trials]
+        found = [evaluation.primary.shown(evaluation.score, evaluation.metrics) for evaluation in last]
+        return {name: _mean([metrics[name] for metrics in found]) for name in found[0]}
 
     @property
     def warnings(self) -> list[str]:
@@ -55,23 +75,25 @@ class MethodResult:
 
     @property
     def curves(self) -> list[list[float]]:
-        """Accuracy after every round, as a fraction, of every trial; one that stopped early stays at its last."""
-        rounds = max(len(trial.accuracies) for trial in self.trials)
-        return [trial.accuracies + trial.accuracies[-1:] * (rounds - len(trial.accuracies)) for trial in self.trials]
+        """Score after every round, as a fraction where it is one, of every trial; one that stopped early stays at its
+        last."""
+        rounds = max(len(trial.scores) for trial in self.trials)
+        return [trial.scores + trial.scores[-1:] * (rounds - len(trial.scores)) for trial in self.trials]
 
     @property
     def rounds(self) -> list[float]:
-        """Mean accuracy after every round, in percent."""
-        return [100 * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
+        """Mean score after every round, fractions in percent."""
+        return [self.primary.factor() * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
 
     @property
-    def worst_class(self) -> float:
-        """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent."""
-        last = [trial.evaluations[-1].class_accuracy.nan_to_num(1).min() for trial in self.trials]
-        return 100 * statistics.fmean(float(worst) for worst in last)
+    def worst_class(self) -> float | None:
+        """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent; None
+        without classes."""
+        last = [trial.evaluations[-1].class_accuracy.nan_to_num(1) for trial in self.trials]
+        return 100 * statistics.fmean(float(each.min()) for each in last) if len(last[0]) else None
 
     def __repr__(self) -> str:
-        return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, mean={self.mean:.1f}, sd={self.sd:.1f})"
+        return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, {self.primary.name}={self.spread})"
 
 
 @dataclass(frozen=True)
@@ -88,7 +110,7 @@ class Comparison:
     >>> [method.name for method in table.methods]
     ['fedavg', 'uniform-fedavg']
     >>> table.records()[0].keys()
-    dict_keys(['method', 'trial', 'round', 'accuracy', 'loss'])
+    dict_keys(['method', 'trial', 'round', 'accuracy', 'loss', 'balanced_accuracy'])
     """
 
     environment: str
@@ -96,7 +118,7 @@ class Comparison:
     methods: tuple[MethodResult, ...] = field(default=())
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for every method, trial and round (from 1), with the test's accuracy in percent and its loss.
+        """A row for every method, trial and round (from 1), with the test's loss and metrics, fractions in percent.
 
         `pandas.DataFrame(table.records())` is the long form that most plotting and statistics start from.
         """
@@ -105,13 +127,36 @@ class Comparison:
                 "method": result.name,
                 "trial": trial,
                 "round": t + 1,
-                "accuracy": 100 * evaluation.accuracy,
-                "loss": evaluation.loss,
+                **_row(evaluation),
             }
             for result in self.methods
             for trial, run in enumerate(result.trials)
             for t, evaluation in enumerate(run.evaluations)
         ]
+
+    @property
+    def primary(self) -> PrimaryMetric:
+        """What the scores are."""
+        return self.methods[0].primary if self.methods else ACCURACY
+
+    @property
+    def other_metrics(self) -> dict[str, list[str]]:
+        """What stands beside the primary metric in a table, by column: a text for each method.
+
+        The class that fares worst says more than the mean of the classes' accuracies and stands in its place.
+        """
+        if not self.methods:
+            return {}
+        primary, columns = self.primary, {}
+        for name in self.methods[0].metrics:
+            if name not in (primary.name, BALANCED):
+                values = [method.metrics.get(name) for method in self.methods]
+                shown = ["–" if value is None else primary.text(value, name) for value in values]
+                columns[words(name) + _in_brackets(primary.unit(name))] = shown
+        worst = [method.worst_class for method in self.methods]
+        if None not in worst:
+            columns["worst class (%)"] = [f"{value:.1f}" for value in worst]
+        return columns
 
     def __repr__(self) -> str:
         return self._shown().text()
@@ -120,18 +165,38 @@ class Comparison:
         return self._shown().html()
 
     def _shown(self) -> TextTable:
+        primary, others = self.primary, self.other_metrics
+        of_methods = zip(*others.values(), strict=True) if others else [()] * len(self.methods)
+        unit = _in_brackets(primary.unit())
         return TextTable(
-            f"{self.environment}: accuracy on the test set after the last round (%)",
-            ("method", "trials", "mean ± sd", "worst class"),
-            [(m.name, str(len(m.trials)), m.spread, f"{m.worst_class:.1f}") for m in self.methods],
+            f"{self.environment}: {primary.label} on the test set after the last round{unit}{primary.direction}",
+            ("method", "trials", "mean ± sd", *(head.removesuffix(unit) for head in others)),
+            [(m.name, str(len(m.trials)), m.spread, *cells) for m, cells in zip(self.methods, of_methods, strict=True)],
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; accuracies in percent."""
+        """Plain values; fractions in percent."""
         return {
             "environment": self.environment,
             "trials": self.trials,
+            "metric": self.primary.describe(),
             "methods": [
-                {**result.as_row(), "rounds": result.rounds, "warnings": result.warnings} for result in self.methods
+                {**result.as_row(), "rounds": list(map(finite, result.rounds)), "warnings": result.warnings}
+                for result in self.methods
             ],
         }
+
+
+def _row(evaluation: Evaluation) -> dict[str, float | None]:
+    """The primary metric, the loss, and the other metrics."""
+    shown = evaluation.primary.shown(evaluation.score, evaluation.metrics)
+    return {evaluation.primary.name: shown.pop(evaluation.primary.name), "loss": evaluation.loss} | shown
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _in_brackets(unit: str) -> str:
+    return f" ({unit.strip()})" if unit else ""

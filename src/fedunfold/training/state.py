@@ -10,6 +10,7 @@ from torch import Tensor
 from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 
 TENSOR = "tensor"
@@ -75,14 +76,19 @@ class RunState:
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
         remembered: dict[str, Tensor] = {}
         states = {"rule": _plain(self.rule, remembered), "clock": _plain(self.clock, remembered)}
-        tests = [(found.accuracy, found.loss) for found in self.evaluations]
+        tests = [(found.score, found.loss, dict(found.metrics)) for found in self.evaluations]
         rejected = [asdict(entry) for entry in self.rejected]
-        return tensors | remembered, states | {"tests": tests, "rejected": rejected}
+        primary = self.evaluations[-1].primary
+        named = [primary.name, primary.greater_is_better, sorted(primary.percentages)]
+        return tensors | remembered, states | {"tests": tests, "primary": named, "rejected": rejected}
 
     @classmethod
     def from_parts(cls, tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> "RunState":
+        name, greater_is_better, percentages = about["primary"]
+        primary = PrimaryMetric(str(name), bool(greater_is_better), frozenset(map(str, percentages)))
         tests = [
-            Evaluation(accuracy, loss, tensors[f"classes-{t}"]) for t, (accuracy, loss) in enumerate(about["tests"])
+            Evaluation(score, loss, tensors[f"classes-{t}"], {name: float(metrics[name]) for name in metrics}, primary)
+            for t, (score, loss, metrics) in enumerate(about["tests"])
         ]
         moments = [
             tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))

@@ -72,7 +72,7 @@ def test_own_files_give_the_engines_numbers(folder: Path, adjoint: Any) -> None:
     torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=0)
     for name, rule in (("learned", expected), ("size", size())):
         last = run_rounds(federation, rule, 3)[0].evaluations[-1]
-        assert report["runs"][name]["accuracy"] == last.accuracy
+        assert report["runs"][name]["accuracy"] == last.score
         assert report["runs"][name]["loss"] == pytest.approx(last.loss, rel=1e-9)
     assert report["tested_on"] == str(folder / "test.npz")
     assert report["failures"] == {}
@@ -88,7 +88,7 @@ def test_without_a_test_set_the_clients_test(folder: Path) -> None:
     )
     expected = SimulatedFederation(together, dtype=torch.float64).evaluate([model])[0]
     assert report["tested_on"] == "the clients' own training data"
-    assert report["runs"]["size"]["accuracy"] == pytest.approx(expected.accuracy)
+    assert report["runs"]["size"]["accuracy"] == pytest.approx(expected.score)
     assert report["runs"]["size"]["loss"] == pytest.approx(expected.loss)
     assert set(report["runs"]) == {"size"}
 

@@ -91,7 +91,7 @@ def test_runs(rule: WeightingRule, absent: Any) -> None:
     assert not here.participated.all()
     torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
     torch.testing.assert_close(there.model, here.model, **TOLERANCE)
-    assert there.accuracies == here.accuracies
+    assert there.scores == here.scores
 
 
 def unfolded(clients: Any, adjoint: AdjointKind, outer: Any = "path", **algorithm: Any) -> UnrolledResult:

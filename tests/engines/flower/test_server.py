@@ -82,7 +82,7 @@ def test_runs(optimizer: LocalOptimizer, rule: WeightingRule) -> None:
     assert not here.participated.all()
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
-    assert there.accuracies == here.accuracies
+    assert there.scores == here.scores
 
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])

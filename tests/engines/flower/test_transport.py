@@ -34,7 +34,7 @@ def test_a_run_over_flower_is_the_simulated_one() -> None:
         federation_from_environment(local(env), env, dtype=torch.float64), fedfa(), 3, algorithm=algorithm
     )[0]
     torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
-    assert there.accuracies == here.accuracies
+    assert there.scores == here.scores
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])

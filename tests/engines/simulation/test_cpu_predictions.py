@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedunfold.engines.simulation.backends.cpu import bindings, is_built
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
 from fedunfold.engines.simulation.evaluation import Evaluator
 from fedunfold.engines.simulation.kernels.base import Kernel
+from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.local import sgd
 from tests.support.comparing import normal_rows, scaled_rows, sparse_rows, stack
 from tests.support.federations import simulated, tiny
@@ -30,7 +32,12 @@ STACKS = [(20, 5), (37, 11), (20, 33, 5), (70, 40, 24, 5), (130, 40, 9, 33, 4), 
 
 def samples(sides: Sequence[int], x: Tensor, threads: int = 2) -> Backend:
     y = torch.randint(0, sides[-1], (len(x),), generator=torch.Generator().manual_seed(4))
-    return Backend(stack(sides), x, y, x.dtype, threads, memory_budget=2**30)
+    return Backend(stack(sides), MemorySamples(x, y), x.device, x.dtype, threads, memory_budget=2**30)
+
+
+def rows_of(read: Backend) -> Tensor:
+    assert read.in_memory is not None
+    return read.in_memory
 
 
 def model_for(read: Backend, spread: float = 0.2) -> Tensor:
@@ -41,10 +48,10 @@ def model_for(read: Backend, spread: float = 0.2) -> Tensor:
 def check(read: Backend, model: Tensor, places: np.ndarray | None = None, tolerance: float = 1e-11) -> None:
     """Against torch in float64."""
     some = slice(None) if places is None else torch.from_numpy(places).long()
-    x, y = read.x[some].double(), read.y[some]
-    (wanted,), (losses,) = evaluation.predictions(read.kernel, model[None], x, y)
-    predicted, found = Evaluator(read).predictions(model.to(read.x), places)
-    assert found.dtype == read.x.dtype
+    chosen = MemorySamples(rows_of(read)[some].double(), read.samples.y[some])
+    (wanted,), (losses,) = evaluation.predictions(read.kernel, model[None], chosen)
+    predicted, found = Evaluator(read).predictions(model.to(read.dtype), places)
+    assert found.dtype == read.dtype
     assert torch.equal(predicted, wanted)
     torch.testing.assert_close(found.double(), losses, rtol=tolerance, atol=tolerance)
 
@@ -58,7 +65,8 @@ def test_they_are_those_of_torch(
     read = samples(sides, rows(sides[0]))
     for places in (None, np.array([2, 3, 5, 7, 70], dtype=np.int32), np.arange(9, 40, dtype=np.int32)):
         check(read, model_for(read), places)
-        check(replace(read, inputs=read.x.float()), model_for(read), places, tolerance=2e-5)
+        single = replace(read, samples=MemorySamples(rows_of(read).float(), read.samples.y), dtype=torch.float32)
+        check(single, model_for(read), places, tolerance=2e-5)
 
 
 @given(
@@ -113,7 +121,7 @@ def test_a_model_that_is_not_finite_has_no_finite_loss(weight: float) -> None:
     read = samples((20, 5), sparse_rows(20))
     model = model_for(read)
     model[3] = weight
-    assert not read.x[:, 3].any()
+    assert not rows_of(read)[:, 3].any()
     assert Evaluator(read).predictions(model)[1].isnan().all()
 
 
@@ -123,7 +131,7 @@ def test_logits_that_overflow_have_no_finite_loss() -> None:
     model = model_for(read).sign().float() * 1e38
     _, losses = Evaluator(read).predictions(model)
     assert not losses.isfinite().any()
-    assert not evaluation.predictions(read.kernel, model[None], read.x, read.y)[1].isfinite().any()
+    assert not evaluation.predictions(read.kernel, model[None], read.samples)[1].isfinite().any()
 
 
 @pytest.mark.parametrize("length", [0, 104, 106, 10_000])
@@ -141,7 +149,7 @@ def test_models_of_another_length_are_refused(length: int) -> None:
 @pytest.mark.parametrize("label", [-1, 5])
 def test_labels_that_are_no_classes_are_refused(label: int) -> None:
     read = samples((20, 5), normal_rows(20))
-    read.y[6] = label
+    read.samples.y[6] = label
     with pytest.raises(ValueError, match="labels other than 0 to 4"):
         Evaluator(read).predictions(model_for(read))
 
@@ -170,7 +178,7 @@ def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPat
         (tested,) = federation.evaluate([start])
         found.append(
             [
-                torch.tensor([tested.accuracy, tested.loss]).double(),
+                torch.tensor([tested.score, tested.loss]).double(),
                 tested.class_accuracy,
                 federation.client_accuracies(start),
                 *(report.metric(name) for name in ("loss", "start_loss", "accuracy")),
@@ -183,13 +191,13 @@ def test_a_federation_finds_what_it_finds_by_torch(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_torch_tests_only_what_compiled_code_does_not_know(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, predictions = list[object](), evaluation.predictions
+    read, statistics = list[object](), evaluation.statistics
 
-    def note(kernel: Kernel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        read.append(models)
-        return predictions(kernel, models, x, y)
+    def note(kernel: Kernel, model: Tensor, *rows: Any) -> tuple[Tensor, Tensor]:
+        read.append(model)
+        return statistics(kernel, model, *rows)
 
-    monkeypatch.setattr(evaluation, "predictions", note)
+    monkeypatch.setattr(evaluation, "statistics", note)
     federation = simulated(tiny(), lambda: nn.Sequential(nn.Linear(5, 3, bias=biased)))
     federation.evaluate([federation.initial_model("a")])
     assert bool(read) != biased

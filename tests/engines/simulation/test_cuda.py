@@ -221,7 +221,9 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
         **_: bool,
     ) -> LocalTrainer:
         assert isinstance(self.kernel, MLPKernel)
-        return CudaTrainer(self.kernel, self.y, batches, step_sizes, request.optimizer, outer, self.x)
+        assert self.in_memory is not None
+        parts = batches, step_sizes, request.optimizer, outer
+        return CudaTrainer(self.kernel, self.samples.y, *parts, self.in_memory)
 
     monkeypatch.setattr(Backend, "select_trainer", launch)
     for expected, found in zip(reference, learned(SimulatedFederation(unequal(), dtype=torch.float64), 3), strict=True):

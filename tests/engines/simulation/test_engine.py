@@ -239,7 +239,7 @@ def test_more_rows_than_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     few = simulated(env).evaluate([model])[0]
     monkeypatch.undo()
     many = simulated(env).evaluate([model])[0]
-    assert (few.accuracy, few.loss) == pytest.approx((many.accuracy, many.loss), rel=1e-12)
+    assert (few.score, few.loss) == pytest.approx((many.score, many.loss), rel=1e-12)
 
 
 def test_clients_are_described() -> None:

@@ -8,6 +8,7 @@ from fedunfold.core.messages import Evaluation
 from fedunfold.engines.simulation import evaluation
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.module import ModuleKernel
+from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.tasks import classification
 from tests.support.comparing import normal_rows, stack
 from tests.support.federations import simulated, tiny
@@ -36,8 +37,9 @@ def test_models_predict_together_what_each_predicts_alone(
     x, y = normal_rows(20), torch.randint(0, 5, (73,), generator=draw)
     size = sum(shape.numel() for shape in kernel.layout.shapes)
     models = torch.randn(3, size, generator=draw, dtype=torch.float64)
-    together = evaluation.predictions(kernel, models, x, y)
-    alone = [evaluation.predictions(kernel, model[None], x, y) for model in models]
+    samples = MemorySamples(x, y)
+    together = evaluation.predictions(kernel, models, samples)
+    alone = [evaluation.predictions(kernel, model[None], samples) for model in models]
     assert together[0].shape == together[1].shape == (3, 73)
     assert not torch.equal(together[0][0], together[0][1])
     torch.testing.assert_close(together[0], torch.cat([predicted for predicted, _ in alone]))
@@ -49,7 +51,7 @@ def test_a_federation_tests_models_together_as_each_alone() -> None:
     models = [federation.initial_model(run) for run in ("a", "b", "c")]
 
     def numbers(tested: Evaluation) -> list[float]:
-        return [tested.accuracy, tested.loss, *tested.class_accuracy.tolist()]
+        return [tested.score, tested.loss, *tested.class_accuracy.tolist()]
 
     together = [numbers(tested) for tested in federation.evaluate(models)]
     assert together == [numbers(federation.evaluate([model])[0]) for model in models]

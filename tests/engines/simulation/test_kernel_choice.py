@@ -52,7 +52,7 @@ def test_the_trained_module_predicts_as_the_federation_evaluates() -> None:
     data = env.load()
     predicted = federation.module(model)(data.x_test).argmax(1)
     accuracy = (predicted == data.y_test).double().mean().item()
-    assert federation.evaluate([model])[0].accuracy == pytest.approx(accuracy)
+    assert federation.evaluate([model])[0].score == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_rounds_are_what_plain_pytorch_trains(build: ModelFactory) -> None:
     torch.testing.assert_close(result.model, model, rtol=1e-12, atol=1e-14)
     data, module = env.load(), federation.module(model).double().eval()
     right = (module(data.x_test.double()).argmax(1) == data.y_test).double().mean()
-    assert result.accuracies[-1] == pytest.approx(right.item())
+    assert result.scores[-1] == pytest.approx(right.item())
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm(server=adam(0.1)), Algorithm(step_sizes=(3.0,))], ids=["adam", "s"])

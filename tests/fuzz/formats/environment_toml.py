@@ -12,6 +12,8 @@ import tomli_w
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.data import sources
+from fedunfold.data.config import MnistSource
+from fedunfold.data.natural.base import NaturalSource
 from tests.fuzz import mutation
 from tests.fuzz.formats import own_npz
 from tests.fuzz.judging import understood, written
@@ -47,7 +49,7 @@ def fuzz(data: bytes) -> bool:
         env = Environment.from_toml(path)
         env.to_toml(path.parent)
         model_factory(env.model, (4,), 3)
-        if env.data.source != "mnist":  # which may be downloaded
+        if not isinstance(env.data, MnistSource | NaturalSource):  # which may be downloaded
             with mock.patch.object(sources, "load_digits", DIGITS):
                 env.digest(env.load())
 

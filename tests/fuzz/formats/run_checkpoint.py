@@ -31,7 +31,7 @@ def fuzz(data: bytes) -> bool:
 
 def seeds() -> Mapping[str, bytes]:
     weights, participated = torch.tensor([0.5, 0.5]).double(), torch.tensor([True, False])
-    seen = Evaluation(0.5, 1.25, torch.tensor([0.5, float("nan")]))
+    seen = Evaluation(0.5, 1.25, torch.tensor([0.5, float("nan")]), {"accuracy": 0.5})
     state = RunState(
         ServerState(torch.ones(6), (torch.zeros(6),), {0: torch.ones(6)}, torch.ones(6)),
         {"a": 1.5, "b": [torch.ones(2)]},

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from pydantic import AfterValidator, Field
 
 from fedunfold.config import Environment, ModelSpec, environment
+from fedunfold.config.fields import BatchSize, Rounds
 from fedunfold.config.model import model_factory
-from fedunfold.config.schema import BatchSize, Rounds
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.data.arrays import Features, Labels, features, labels

@@ -84,7 +84,7 @@ class LocalClient:
         """Mean loss and accuracy of a model on this client's own samples."""
         federation, request = self._engine(instruction, arrays)
         (found,) = federation.evaluate([request.model])
-        return ClientReply({"loss": found.loss, "accuracy": found.accuracy}, {})
+        return ClientReply({"loss": found.loss, "accuracy": found.score}, {})
 
     def _engine(self, instruction: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
         model = _array(arrays, "model").to(self.dtype)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
 from fedunfold.config import Environment
-from fedunfold.config.schema import BatchSize
+from fedunfold.config.fields import BatchSize
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part

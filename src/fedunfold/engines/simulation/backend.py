@@ -6,7 +6,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedunfold.core.inputs import Inputs, single
 from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, LocalTrainer, OuterWeights
@@ -17,6 +16,7 @@ from fedunfold.engines.simulation.backends.cuda.local_training import is_support
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
+from fedunfold.engines.simulation.samples import MemorySamples, Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,36 +25,32 @@ class Backend:
 
     Attributes:
         kernel: Gradients of the model.
-        inputs: Rows of all clients, one after the other.
-        y: Their targets.
-        dtype: The precision it computes in.
+        samples: Those of all clients, one client after the other.
+        device: Where it computes.
+        dtype: In which precision.
         threads: How many the CPU may use.
         memory_budget: Bytes that a backward pass may store of one round.
     """
 
     kernel: Kernel
-    inputs: Inputs
-    y: Tensor
+    samples: Samples
+    device: torch.device
     dtype: torch.dtype
     threads: int
     memory_budget: int
 
     @property
-    def x(self) -> Tensor:
-        """The rows, where they are one tensor."""
-        return single(self.inputs)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.y.device
+    def in_memory(self) -> Tensor | None:
+        """All rows, where they are one tensor in memory, as compiled code reads them."""
+        samples = self.samples
+        return samples.inputs if isinstance(samples, MemorySamples) and isinstance(samples.inputs, Tensor) else None
 
     @cached_property
     def cpu(self) -> CpuEvaluator | None:
         """The samples as compiled code on the CPU reads them, if it knows the kernel."""
-        kernel = self.kernel
-        if isinstance(kernel, MLPKernel) and all(kernel.biased) and is_cpu_supported(self.x):
-            return CpuEvaluator(kernel, self.x, self.y, self.threads)
+        kernel, rows = self.kernel, self.in_memory
+        if isinstance(kernel, MLPKernel) and rows is not None and all(kernel.biased) and is_cpu_supported(rows):
+            return CpuEvaluator(kernel, rows, self.samples.y, self.threads)
         return None
 
     def select_trainer(
@@ -75,17 +71,19 @@ class Backend:
             request: What was requested of the round, or of several in the same way.
             backward: Whether the backward pass is requested, whose memory is bounded.
         """
-        kernel, parts = self.kernel, (self.y, batches, step_sizes, request.optimizer, outer)
+        kernel, rows = self.kernel, self.in_memory
+        parts = self.samples.y, batches, step_sizes, request.optimizer, outer
         in_steps = sums_gradients(request) or (backward and not request.curvature)
-        if isinstance(kernel, MLPKernel) and not in_steps and _is_fused(kernel, request.optimizer, outer):
+        is_fused = isinstance(kernel, MLPKernel) and _is_fused(kernel, request.optimizer, outer)
+        if isinstance(kernel, MLPKernel) and rows is not None and is_fused and not in_steps:
             whole: CpuTrainer | CudaTrainer | None = None
-            if self.x.is_cuda and is_cuda_supported(kernel, batches.rows.shape[2], self.x):
-                whole = CudaTrainer(kernel, *parts, self.x)
+            if rows.is_cuda and is_cuda_supported(kernel, batches.rows.shape[2], rows):
+                whole = CudaTrainer(kernel, *parts, rows)
             elif self.cpu is not None:
                 whole = CpuTrainer(kernel, *parts, self.cpu.rows, self.threads)
             if whole is not None and (not backward or whole.supports_backward(self.memory_budget)):
                 return whole
-        return TorchTrainer(kernel, *parts, self.inputs, self.memory_budget, request.curvature)
+        return TorchTrainer(kernel, *parts, self.samples, self.memory_budget, request.curvature)
 
 
 def sums_gradients(request: TrainRequest) -> bool:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.inputs import cast, take
 from fedunfold.core.messages import (
     ClientInfo,
     ClientMetrics,
@@ -34,6 +33,7 @@ from fedunfold.core.params import (
 )
 from fedunfold.core.participation import Participation
 from fedunfold.core.threading import threads_for
+from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.backends.cuda.jit import multiprocessors
@@ -42,6 +42,7 @@ from fedunfold.engines.simulation.evaluation import ClientEvaluator
 from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.local_training import CohortResult, CohortTrainer, RoundContext
+from fedunfold.engines.simulation.samples import samples_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -101,15 +102,14 @@ class SimulatedFederation:
         """η, the clients' learning rate."""
         self.data = data = environment.load() if data is None else data
         self.device, self._dtype = torch.device(device), dtype
-        # Rows one after the other, as kernels read them; columns may lie so in a table that was given.
-        x, y = cast(data.inputs, self.device, dtype), data.y.to(self.device).contiguous()
+        samples = samples_of(data.inputs, data.y, self.device, dtype)
         self._build = _checked(model) or model_factory(environment.model, data.features, data.task.num_outputs)
         built: object = seeded(self._build, environment.seed, "shape")
         if not isinstance(built, nn.Module):
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
         self._template = place_model(copy_model(built), torch.device("cpu"), _full_precision(built))
-        tried = take(x, slice(64)), y[:64]
-        kernel = choose_kernel(place_model(built, self.device, dtype), *tried, data, environment.batch_size)
+        _, x, y = next(samples.pieces(np.arange(min(64, len(samples))), 64))
+        kernel = choose_kernel(place_model(built, self.device, dtype), x, y, data, environment.batch_size)
         self.layout = kernel.layout
         """What the entries of a model are."""
         self.kernel = type(kernel).__name__
@@ -117,10 +117,10 @@ class SimulatedFederation:
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         budget = _default_budget(self.device) if memory_budget is None else memory_budget
-        self._backend = Backend(kernel, x, y, dtype, threads, budget)
+        self._backend = Backend(kernel, samples, self.device, dtype, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
-        label_counts = map(tuple, data.label_counts.tolist())
+        label_counts = map(tuple, data.known_label_counts.tolist())
         self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, label_counts))
         self.step_size = self._sampler.max_rows * len(self.clients) * self.layout.num_params
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
@@ -167,6 +167,11 @@ class SimulatedFederation:
         self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
     ) -> list[Tensor]:
         """The same round of every run, backward. On a GPU their clients compute together."""
+        if isinstance(self.data.inputs, DatasetRows) and not self.data.inputs.can_be_read_again:
+            raise InputError(
+                "an IterableDataset gives other samples each time, so that local training cannot be differentiated; "
+                "take the first_order adjoint, or data sets with an index."
+            )
         for rows in adjoints:
             self.layout.check(rows, "the adjoint")
         # Scaled as the round was run: with all who trained, also those who have been rejected since.

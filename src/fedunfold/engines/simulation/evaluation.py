@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, cast, map_inputs, take
+from fedunfold.core.inputs import Inputs, map_inputs
 from fedunfold.core.messages import Evaluation, TrainRequest
 from fedunfold.core.parts import OuterLoss
+from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.core.task import Task
 from fedunfold.core.threading import threads_for
 from fedunfold.data.federated import FederatedData
@@ -23,6 +24,7 @@ from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.batching import BatchSampler, sample_coefficients, upload
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
+from fedunfold.engines.simulation.samples import MemorySamples, Samples, samples_of
 from fedunfold.tasks.classification import Classification
 from fedunfold.tasks.cross_entropy import cross_entropy_values
 
@@ -47,30 +49,38 @@ def outer_loss(
     return total, flatten(gradient)[0]
 
 
-def outputs_of(kernel: Kernel, models: Tensor, x: Inputs, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def outputs_of(
+    kernel: Kernel, models: Tensor, samples: Samples, rows: np.ndarray | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs [R, n, …] and targets [n, …] of some rows after the other, for models [R, d] that read them together."""
     parameters = _parameters(kernel, models)
     widest = max(shape[0] for shape in kernel.layout.shapes if shape)
-    at_once = max(1, min(ROWS_AT_ONCE[y.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
-    for rows, batch in _batches(x, y, at_once, len(models)):
-        yield kernel.outputs(parameters, batch), y[rows]
+    at_once = max(1, min(ROWS_AT_ONCE[models.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
+    for _, x, y in samples.pieces(rows, at_once):
+        yield kernel.outputs(parameters, _batch(x, y, len(models))), y
 
 
-def predictions(kernel: Kernel, models: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+def predictions(
+    kernel: Kernel, models: Tensor, samples: Samples, rows: np.ndarray | None = None
+) -> tuple[Tensor, Tensor]:
     """Predicted class and cross-entropy of every sample, [R, N], for models [R, d]."""
     pieces = [
         (logits.argmax(-1), cross_entropy_values(logits, labels.expand(len(models), -1)))
-        for logits, labels in outputs_of(kernel, models, x, y)
+        for logits, labels in outputs_of(kernel, models, samples, rows)
     ]
     return torch.cat([predicted for predicted, _ in pieces], 1), torch.cat([losses for _, losses in pieces], 1)
 
 
-def statistics(kernel: Kernel, model: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+def statistics(
+    kernel: Kernel, model: Tensor, samples: Samples, rows: np.ndarray | None = None
+) -> tuple[Tensor, Tensor]:
     """The task's statistics [M] and the losses of rows [N] at a model w [d]; rows that interact are one minibatch."""
     task = kernel.task
-    pieces: Iterable[tuple[Tensor, Tensor]] = ((out[0], y) for out, y in outputs_of(kernel, model[None], x, y))
+    pieces: Iterable[tuple[Tensor, Tensor]]
+    pieces = ((out[0], y) for out, y in outputs_of(kernel, model[None], samples, rows))
     if task.rows_interact:
-        pieces = [(torch.cat([out for out, _ in list(pieces)]), y)]
+        outputs, targets = zip(*pieces, strict=True)
+        pieces = [(torch.cat(outputs), torch.cat(targets))]
     found = [(task.statistics(*piece), task.losses(*piece)) for piece in pieces]
     return torch.stack([sums for sums, _ in found]).sum(0), torch.cat([losses for _, losses in found])
 
@@ -80,11 +90,9 @@ def _parameters(kernel: Kernel, models: Tensor) -> list[Tensor]:
     return unflatten(models, kernel.layout.shapes + kernel.layout.buffer_shapes)
 
 
-def _batches(x: Inputs, y: Tensor, at_once: int, models: int = 1) -> Iterator[tuple[slice, Batch]]:
-    for begin in range(0, len(y), at_once):
-        rows = slice(begin, min(begin + at_once, len(y)))
-        some = map_inputs(lambda t: t.expand(models, *t.shape), take(x, rows))
-        yield rows, Batch(some, y[rows].expand(models, *y[rows].shape), [rows.stop - rows.start] * models)
+def _batch(x: Inputs, y: Tensor, models: int = 1) -> Batch:
+    """The same rows for every model."""
+    return Batch(map_inputs(lambda t: t.expand(models, *t.shape), x), y.expand(models, *y.shape), [len(y)] * models)
 
 
 class Evaluator:
@@ -92,59 +100,52 @@ class Evaluator:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.y = backend.y
 
     def outer(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
         """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
         backend = self._backend
         if loss.is_training_loss and (compiled := backend.cpu) is not None:
             return compiled.outer(model, rows, coefficients)
-        x, y = self._samples(rows)
-        batches = ((coefficients[some], batch) for some, batch in _batches(x, y, ROWS_AT_ONCE[y.device.type]))
+        pieces = backend.samples.pieces(rows, ROWS_AT_ONCE[backend.device.type])
+        batches = ((coefficients[piece], _batch(x, y)) for piece, x, y in pieces)
         with threads_for(len(rows) * len(model), backend.threads):
             return outer_loss(backend.kernel, model, batches, loss)
 
     def predictions(self, model: Tensor, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Predicted class argmax_c z_ic and cross-entropy log Σ_c e^{z_ic} − z_{i y_i} of some rows, or of all."""
         backend = self._backend
-        rows = np.arange(len(self.y), dtype=np.int32) if rows is None else rows
         # Compiled code leaves out products with 0, also those that are not 0: with a weight that is not finite.
         if (compiled := backend.cpu) is not None and _is_finite(model):
-            return compiled.predict(model, rows)
-        with threads_for(len(rows) * len(model), backend.threads):
-            predicted, losses = predictions(backend.kernel, model[None], *self._samples(rows))
+            return compiled.predict(model, np.arange(len(backend.samples), dtype=np.int32) if rows is None else rows)
+        with threads_for(self._count(rows) * len(model), backend.threads):
+            predicted, losses = predictions(backend.kernel, model[None], backend.samples, rows)
             return predicted[0], losses[0]
 
     def statistics(self, model: Tensor, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """The task's statistics and the losses of some rows, or of all."""
-        task = self._backend.kernel.task
-        if type(task) is Classification:
+        backend, task = self._backend, self._backend.kernel.task
+        if type(task) is Classification and backend.cpu is not None:
             predicted, losses = self.predictions(model, rows)
-            return task.class_counts(predicted, self.y if rows is None else self._samples(rows)[1]), losses
-        samples = (self._backend.inputs, self.y) if rows is None else self._samples(rows)
-        with threads_for(len(samples[1]) * len(model), self._backend.threads):
-            return statistics(self._backend.kernel, model, *samples)
+            y = backend.samples.y
+            return task.class_counts(predicted, y if rows is None else y[torch.from_numpy(rows)]), losses
+        with threads_for(self._count(rows) * len(model), backend.threads):
+            return statistics(backend.kernel, model, backend.samples, rows)
 
     def all_statistics(self, models: Tensor) -> tuple[Tensor, Tensor]:
         """Statistics [R, M] and mean losses [R] of all rows, for models [R, d]; a GPU has them read together."""
-        task = self._backend.kernel.task
-        if self.y.device.type != "cpu" and type(task) is Classification:
-            predicted, losses = predictions(self._backend.kernel, models, self._backend.inputs, self.y)
+        backend, task = self._backend, self._backend.kernel.task
+        if backend.device.type != "cpu" and type(task) is Classification and backend.in_memory is not None:
+            y = backend.samples.y
+            predicted, losses = predictions(backend.kernel, models, backend.samples)
             right = losses.new_zeros(len(models), task.classes, dtype=torch.float64)
-            right.index_add_(1, self.y, (predicted == self.y).double())
-            counts = torch.bincount(self.y, minlength=task.classes).double().expand(len(models), -1)
+            right.index_add_(1, y, (predicted == y).double())
+            counts = torch.bincount(y, minlength=task.classes).double().expand(len(models), -1)
             return torch.cat([right, counts], 1), losses.double().mean(1)
         found = [self.statistics(model) for model in models]
         return torch.stack([sums for sums, _ in found]), torch.stack([losses.double().mean() for _, losses in found])
 
-    def _samples(self, rows: np.ndarray) -> tuple[Inputs, Tensor]:
-        """Some of them; where no row between them is left out, a slice, which copies nothing."""
-        index: Tensor | slice
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-            index = slice(int(rows[0]), int(rows[-1]) + 1)
-        else:
-            index = upload(rows, self.y.device)
-        return take(self._backend.inputs, index), self.y[index]
+    def _count(self, rows: np.ndarray | None) -> int:
+        return len(self._backend.samples) if rows is None else len(rows)
 
 
 class ClientEvaluator:
@@ -174,8 +175,15 @@ class ClientEvaluator:
         weights = upload(coefficients, backend.device, backend.dtype)
         class_weights = self.class_weights(request)
         if class_weights is not None:
-            weights = weights * class_weights[task.groups(backend.y[upload(rows, backend.device)])]
+            weights = weights * class_weights[task.groups(self._targets(rows))]
         return self._rows.outer(request.model, rows, weights, outer)
+
+    def _targets(self, rows: np.ndarray) -> Tensor:
+        """Those of some rows."""
+        samples = self._backend.samples
+        if isinstance(samples, MemorySamples):
+            return samples.y[upload(rows, samples.y.device)]
+        return torch.cat([y for _, _, y in samples.pieces(rows, ROWS_AT_ONCE["cpu"])])
 
     def _minibatches(
         self, context: RoundContext, clients: np.ndarray, factors: np.ndarray
@@ -186,10 +194,9 @@ class ClientEvaluator:
         for step, slots in enumerate(plan.active):
             for slot in range(slots):
                 count = int(plan.counts[step, slot])
-                rows = plan.rows[step, slot, :count].long()
-                x = map_inputs(lambda t: t[None], take(backend.inputs, rows))
+                x, y = backend.samples.minibatches(plan.rows[step, slot : slot + 1, :count], [count])
                 means = plan.means[step, slot, :count] * float(factors[plan.order[slot]])
-                yield means, Batch(x, backend.y[rows][None], [count])
+                yield means, Batch(x, y, [count])
 
     def losses_at(self, context: RoundContext, clients: np.ndarray, *, per_sample: bool) -> np.ndarray:
         """Per client, at w^(t): the mean loss over its samples, or the sum over its minibatches; NaN for the others."""
@@ -242,8 +249,9 @@ class ClientEvaluator:
 
     @cached_property
     def _test(self) -> Evaluator:
-        x = cast(self._data.test_inputs, self._backend.device, self._backend.dtype)
-        return Evaluator(replace(self._backend, inputs=x, y=self._data.y_test.to(self._backend.y).contiguous()))
+        backend = self._backend
+        samples = samples_of(self._data.test_inputs, self._data.y_test, backend.device, backend.dtype)
+        return Evaluator(replace(backend, samples=samples))
 
     def _coefficients(self, context: RoundContext, clients: np.ndarray) -> np.ndarray:
         """How much each of their samples counts where all minibatches meet the same model."""
@@ -257,7 +265,7 @@ class ClientEvaluator:
 def evaluation_of(task: Task, statistics: Tensor, loss: float) -> Evaluation:
     """A test from the task's statistics and the mean loss."""
     metrics = task.metrics(statistics)
-    return Evaluation(metrics[task.primary], loss, task.group_scores(statistics), metrics)
+    return Evaluation(metrics[task.primary], loss, task.group_scores(statistics), metrics, PrimaryMetric.of(task))
 
 
 def _is_finite(model: Tensor) -> bool:

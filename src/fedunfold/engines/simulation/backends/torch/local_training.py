@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedunfold.core.inputs import Inputs, map_inputs, tensors
 from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.torch.stepping import Iterate, ProximalStepping, StatefulStepping, Stepping
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, flatten, unflatten, views
+from fedunfold.engines.simulation.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class _SampleLosses:
 
     losses: Tensor
     outer_losses: Tensor | None
+    outer_weights: Tensor | None
     gradients: Parameters | None
     outer_gradients: Parameters | None
 
@@ -42,14 +43,14 @@ class TorchTrainer(LocalTrainer):
     """The participating clients of one round.
 
     Attributes:
-        x: Rows of all clients.
+        samples: Those of all clients.
         memory_budget: Bytes of iterates that the backward pass may store.
         curvature: Whether the backward pass counts the curvature of the training loss.
     """
 
     uses_torch_threads: ClassVar[bool] = True
 
-    x: Inputs
+    samples: Samples
     memory_budget: int
     curvature: bool = True
 
@@ -60,19 +61,21 @@ class TorchTrainer(LocalTrainer):
         met = _SampleLosses(
             torch.zeros_like(means),
             torch.zeros_like(means) if along is not None and not along.loss.is_training_loss else None,
+            None if along is None else torch.zeros_like(means),
             None if own is None else views(own, shapes),
             None if outer is None else views(outer, shapes),
         )
         stepping = self._stepping(start)
         iterate = stepping.start()
+        self.samples.expect(self.batches.rows, self.batches.counts)
         for step in range(len(self.batches.active)):
             self._step_(step, stepping, iterate, met)
         torch.sum(met.losses * means, (0, 2), out=sums.losses[0])
-        if along is None:
+        if met.outer_weights is None:
             sums.losses[1] = 0
         else:
             values = met.losses if met.outer_losses is None else met.outer_losses
-            torch.sum(values * along.coefficients(self.kernel.task, self._targets, means), (0, 2), out=sums.losses[1])
+            torch.sum(values * met.outer_weights, (0, 2), out=sums.losses[1])
         return flatten(iterate.parameters)
 
     def backward(self, start: Tensor, adjoint: Tensor) -> Tensor:
@@ -120,11 +123,12 @@ class TorchTrainer(LocalTrainer):
             if met.gradients is not None:
                 pullback(slopes(means), [p[:live] for p in met.gradients])
         if met is not None and outer is not None:
+            assert met.outer_weights is not None
+            weights = met.outer_weights[step, :live] = outer.coefficients(task, batch.y, means)
             outer_slopes = slopes
             if met.outer_losses is not None:
                 met.outer_losses[step, :live], outer_slopes = outer.loss.values(task, outputs, batch.y, batch.counts)
             if met.outer_gradients is not None:
-                weights = outer.coefficients(task, batch.y, means)
                 pullback(outer_slopes(weights), [p[:live] for p in met.outer_gradients])
         stepping.step_(iterate, slopes, means, pullback)
 
@@ -137,29 +141,14 @@ class TorchTrainer(LocalTrainer):
         return lambda outputs: outer.loss.values(task, outputs, batch.y, batch.counts)[1](weights)
 
     def _minibatch(self, step: int) -> tuple[Batch, Tensor]:
-        """The step's minibatches of the slots that still train, and 1/|b| per sample (0 for padding).
-
-        All steps read into the same memory: the rows of one are gone when the next is made.
-        """
+        """The step's minibatches of the slots that still train, and 1/|b| per sample (0 for padding)."""
         live = self.batches.active[step]
         rows = self.batches.rows[step, :live]
         counts = self.batches.counts[step, :live].tolist()
-        for held, read in zip(tensors(self.x), tensors(self._rows_read), strict=True):
-            # Several times faster than indexing.
-            torch.index_select(held, 0, rows.flatten(), out=read[: rows.numel()])
-        x = map_inputs(lambda t: t[: rows.numel()].view(*rows.shape, *t.shape[1:]), self._rows_read)
         seeds = self.batches.seeds(step) if self.kernel.is_stochastic else None
-        batch = Batch(x, self._targets[step, :live], counts, seeds)
+        batch = Batch(*self.samples.minibatches(rows, counts), counts, seeds)
         return batch, self.batches.means[step, :live]
-
-    @cached_property
-    def _rows_read(self) -> Inputs:
-        return map_inputs(lambda t: t.new_empty(self.batches.rows[0].numel(), *t.shape[1:]), self.x)
 
     @cached_property
     def _shapes(self) -> tuple[torch.Size, ...]:
         return self.kernel.layout.shapes + self.kernel.layout.buffer_shapes
-
-    @cached_property
-    def _targets(self) -> Tensor:
-        return self.y[self.batches.rows]

@@ -1,0 +1,37 @@
+"""What an environment over data of a program is given beside the data."""
+
+from collections.abc import Mapping
+from typing import Required, TypedDict
+
+from fedunfold.config.client import Epochs
+from fedunfold.config.model import Model
+
+
+class TrainingSettings(TypedDict, total=False):
+    """Settings of `Environment.from_arrays` and `Environment.from_datasets`.
+
+    Attributes:
+        rounds: Rounds T.
+        batch_size: Samples in a local step.
+        lr: The clients' local learning rate η.
+        epochs: Epochs of local training in a round, for all clients or by key; 1 by default.
+        participation_probability: How likely clients take part in a round, for all or by key; 1 by default.
+        model: The model, or the widths of its hidden layers; by default linear.
+        clients_per_round: How many clients are drawn each round; by default all of them.
+        client_sampler: How they are drawn; by default "uniform".
+        seed: Randomness of training; 0 by default.
+        name: What the environment is called.
+        description: What it is, for people.
+    """
+
+    rounds: Required[int]
+    batch_size: Required[int]
+    lr: Required[float]
+    epochs: Epochs | Mapping[str, Epochs]
+    participation_probability: float | Mapping[str, float]
+    model: Model | tuple[int, ...]
+    clients_per_round: int | None
+    client_sampler: str
+    seed: int
+    name: str
+    description: str
