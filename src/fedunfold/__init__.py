@@ -42,10 +42,15 @@ if TYPE_CHECKING:
     from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
     from fedunfold.local import accumulated as accumulated
+    from fedunfold.local import adamw as adamw
+    from fedunfold.local import clipped as clipped
+    from fedunfold.local import decayed as decayed
     from fedunfold.local import momentum as momentum
     from fedunfold.local import nova as nova
     from fedunfold.local import prox as prox
     from fedunfold.local import sgd as sgd
+    from fedunfold.models import lora as lora
+    from fedunfold.models import pretrained as pretrained
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
@@ -80,8 +85,9 @@ _HOMES = {
     "core.messages": ("ClientUpdates", "RejectedUpdate"),
     "core.parts": ("RoundDecision",),
     "aggregation": ("krum", "median", "trimmed_mean"),
-    "local": ("accumulated", "momentum", "nova", "prox", "sgd"),
+    "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
+    "models": ("lora", "pretrained"),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),

@@ -323,12 +323,12 @@ def _check_fit(rule: WeightingRule, federation: SimulatedFederation, digest: str
 
 
 def _digest(federation: SimulatedFederation, model: ModelFactory | None) -> str:
-    """What learned weights record of their federation; a custom model counts by its shapes."""
+    """What learned weights record of their federation; a custom model counts by its shapes and what is frozen in it."""
     digest = federation.environment.digest(federation.environment.load())
     if model is None:
         return digest
     shapes = [list(shape) for shape in federation.layout.shapes]
-    return hashlib.sha256(f"{digest} {shapes}".encode()).hexdigest()
+    return hashlib.sha256(f"{digest} {shapes} {federation.frozen_digest}".rstrip().encode()).hexdigest()
 
 
 def _described(command: str, federation: SimulatedFederation, dtype: torch.dtype) -> dict[str, Any]:

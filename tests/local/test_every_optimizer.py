@@ -6,10 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedunfold.core.errors import InputError
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, LocalOptimizer
-from fedunfold.local import accumulated, momentum, nova, prox, sgd
+from fedunfold.local import accumulated, adamw, clipped, decayed, momentum, nova, prox, sgd
 
-ALL = [sgd(), prox(0.3), nova(), momentum(0.5), *(accumulated(base) for base in (sgd(), prox(2.0), momentum(0.5)))]
+PLAIN = (sgd(), prox(2.0), momentum(0.5))
+NO_SUMS = [
+    adamw(weight_decay=0.2),
+    *(decayed(base, 0.3) for base in PLAIN),
+    *(clipped(base, 0.5) for base in (*PLAIN, adamw(), *(decayed(base) for base in PLAIN))),
+]
+ALL = [sgd(), prox(0.3), nova(), momentum(0.5), *(accumulated(base) for base in PLAIN), *NO_SUMS]
 every = pytest.mark.parametrize("optimizer", ALL, ids=lambda optimizer: optimizer.name)
 
 
@@ -52,7 +59,33 @@ def test_the_sums_of_gradient_factors() -> None:
     assert norms(momentum(0.5)) == pytest.approx([4.25, 0, 1])
 
 
-@pytest.mark.parametrize("optimizer", [sgd(), prox(2.0), momentum(0.5)], ids=lambda optimizer: optimizer.name)
+@pytest.mark.parametrize("optimizer", NO_SUMS, ids=lambda optimizer: optimizer.name)
+def test_where_updates_are_no_sums_of_gradients_factors_are_refused(optimizer: LocalOptimizer) -> None:
+    with pytest.raises(InputError, match=f"{optimizer.name}: its updates are no weighted sums"):
+        optimizer.gradient_factors(3, lr=0.1)
+    with pytest.raises(
+        InputError, match=f"accumulated.. takes sgd, prox or momentum as its base, not {optimizer.name}"
+    ):
+        accumulated(optimizer)
+    assert optimizer.fused_mu is None
+    assert not optimizer.normalized
+
+
+@every
+def test_what_depends_on_the_place_does_not_use_gradients_only(optimizer: LocalOptimizer) -> None:
+    """Two starts, the same gradients: the same update where it is a function of the gradients alone."""
+    draw = torch.Generator().manual_seed(2)
+    starts, gradients = torch.randn(2, 3, generator=draw, dtype=torch.float64), torch.randn(3, 3, generator=draw)
+    params, state, lr = starts, optimizer.init(starts), torch.full((2, 1), 0.1, dtype=torch.float64)
+    for gradient in gradients.double():
+        params, state = optimizer.step(params, gradient.expand(2, -1), state, lr, starts)
+    moved = params - starts
+    free = torch.allclose(moved[0], moved[1], rtol=1e-12, atol=1e-12)
+    pulls_to_start = optimizer.fused_mu is not None  # prox's pull is to the start, wherever that is
+    assert free == (optimizer.uses_gradients_only or pulls_to_start)
+
+
+@pytest.mark.parametrize("optimizer", PLAIN, ids=lambda optimizer: optimizer.name)
 def test_unscaled_ones_have_scales_of_one(optimizer: LocalOptimizer) -> None:
     inside, after = optimizer.scales(np.array([10, 30]), np.array([4, 2]), 0.1)
     assert inside.tolist() == after.tolist() == [1, 1]

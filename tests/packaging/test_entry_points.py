@@ -47,7 +47,7 @@ def typed(installed: Path, folder: Path, *arguments: str) -> "subprocess.Complet
 @pytest.mark.slow
 def test_the_command_line_takes_its_parts_by_name(installed: Path, tmp_path: Path) -> None:
     compared = ["compare", "digits-label-skew", "--methods", "fedavg,power-of-size-fedavg", "--trials", "1"]
-    compared += ["--local", "adamw:decay=0.2", "--server", "lookahead", "--format", "json"]
+    compared += ["--local", "rmsprop:decay=0.2", "--server", "lookahead", "--format", "json"]
     ended = typed(installed, tmp_path, *compared)
     assert ended.returncode == 0, ended.stderr
     names = [method["method"] for method in json.loads(ended.stdout)["methods"]]

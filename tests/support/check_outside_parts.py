@@ -14,7 +14,7 @@ from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import mlp, participation, simulated, tiny
 from tests.support.unrolled import Unrolled, gradients_of
 
-LOCAL = ("nesterov:rho=0.6", "adamw:decay=0.3")
+LOCAL = ("nesterov:rho=0.6", "rmsprop:decay=0.3")
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")
 
 

@@ -100,7 +100,8 @@ class Unrolled:
         return float(sum(size / sizes.sum() * norm for size, norm in zip(sizes, norms, strict=True)) / norms[k])
 
     def local_step(self, w: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor) -> tuple[Tensor, State]:
-        base = getattr(self.algorithm.local, "base", self.algorithm.local)
+        chosen = self.algorithm.local
+        base = chosen.base if isinstance(chosen, local.accumulated) else chosen
         if isinstance(base, local.sgd):  # nova's steps are these too
             return w - lr * gradient, ()
         if isinstance(base, local.prox):

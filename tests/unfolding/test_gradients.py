@@ -17,10 +17,10 @@ from fedunfold.core.messages import AbsentLoss
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer, ServerOptimizer, State
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.local import accumulated, momentum, nova, prox, sgd
+from fedunfold.local import accumulated, adamw, clipped, decayed, momentum, nova, prox, sgd
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import participation
-from tests.support.outside_package.outside_parts import AdamW
+from tests.support.outside_package.outside_parts import RMSprop
 from tests.support.unrolled import Unrolled, gradients_of
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5}
@@ -54,7 +54,12 @@ class Anchored(LocalOptimizer):
 STATEFUL: dict[str, LocalOptimizer] = {
     "momentum": momentum(0.6),
     "accumulated-momentum": accumulated(momentum(0.6)),
-    "adamw": AdamW(decay=0.4),
+    "adamw": adamw(eps=0.01, weight_decay=0.4),
+    "adamw-without-decay": adamw(beta1=0.5, eps=0.01, weight_decay=0.0),
+    "decayed": decayed(momentum(0.6), weight_decay=0.3),
+    "clipped": clipped(sgd(), max_norm=0.3),
+    "clipped-adamw": clipped(adamw(eps=0.01), max_norm=0.3),
+    "rmsprop": RMSprop(decay=0.4),
     "anchored": Anchored(),
 }
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")

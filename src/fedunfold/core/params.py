@@ -1,10 +1,16 @@
-"""A model as one vector w in R^d: its trainable parameters, and after them the buffers that training changes."""
+"""A model as one vector w in R^d: its trainable parameters, and after them the buffers that training changes.
 
+Frozen parameters are no part of it: they are not sent, they are shared by all copies of a model, and those in half
+precision stay in it.
+"""
+
+import copy
 import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +20,7 @@ from fedunfold.core.errors import InputError
 
 ModelFactory = Callable[[], nn.Module]
 """A function that builds a fresh model, such as ``lambda: Net()``."""
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,56 @@ def load_model(module: nn.Module, model: Tensor) -> None:
         part.copy_(values.view(part.shape))
 
 
+def copy_model(module: nn.Module) -> nn.Module:
+    """A copy with trainable parameters of its own; frozen ones are shared, so that a large base is there once."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), False) for p in _frozen(module).values()}
+    return copy.deepcopy(module, shared)
+
+
+def place_model(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Move a module to a device and compute with it in a type; frozen parameters in half precision stay in theirs.
+
+    Where there are such parameters, every layer gets its inputs in the type of its own.
+    """
+    kept = {id(p) for p in _frozen(module).values() if p.dtype in HALF}
+    if not kept:
+        return module.to(device, dtype)
+    for tensor in (*module.to(device).parameters(), *module.buffers()):
+        if tensor.is_floating_point() and id(tensor) not in kept:
+            tensor.data = tensor.data.to(dtype)
+    for layer in module.modules():
+        if _own_type(layer) is not None and _cast_inputs not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+    return module
+
+
+def _cast_inputs(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Inputs with a fraction in the type of a layer's parameters."""
+    dtype = _own_type(layer)
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+
+
+def _own_type(layer: nn.Module) -> torch.dtype | None:
+    """The type of a layer's own parameters; None where it has none."""
+    return next((p.dtype for p in layer.parameters(recurse=False) if p.is_floating_point()), None)
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """Stands for everything in a model that is not trained; empty where all of it is."""
+    constants = {name: buffer for name, buffer in module.named_buffers() if not is_running_statistic(name)}
+    fixed = _frozen(module) | {n: b for n, b in constants.items() if not n.endswith("num_batches_tracked")}
+    lines = [f"{name} {tensor.dtype} {list(tensor.shape)} {fingerprint(tensor)}" for name, tensor in fixed.items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
+
+
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    return {name: param for name, param in module.named_parameters() if not param.requires_grad}
+
+
 def _trainable(module: nn.Module) -> dict[str, Tensor]:
     return {name: param for name, param in module.named_parameters() if param.requires_grad}
 
@@ -123,7 +180,8 @@ def is_running_statistic(name: str) -> bool:
 
 def fingerprint(tensor: Tensor) -> str:
     """Stands for a tensor's values."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    values = tensor.detach().cpu().contiguous().flatten()
+    return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
 
 
 def device_of(given: str | torch.device) -> torch.device:

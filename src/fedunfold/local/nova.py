@@ -7,17 +7,17 @@ N_k/N is not renormalised over the clients that participate.
 Reference: Wang et al. 2020, Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.parts import LOCAL_OPTIMIZERS, LocalOptimizer, State
+from fedunfold.core.parts import LOCAL_OPTIMIZERS, LocalOptimizer
 from fedunfold.local.momentum import Momentum
 from fedunfold.local.prox import Prox
 from fedunfold.local.sgd import SGD
+from fedunfold.local.wrapped import Wrapped, register_around
 
 
 @LOCAL_OPTIMIZERS.register("nova")
@@ -40,33 +40,25 @@ class Nova(SGD):
 
 
 @dataclass(frozen=True)
-class Accumulated(LocalOptimizer):
+class Accumulated(Wrapped):
     """Wang et al.'s general form: the client trains by its own optimiser unscaled, and then
 
         w_k ← w^(t) + (τ_eff/‖a_k‖₁) (w_k − w^(t)),      w_k − w^(t) = −η Σ_τ a_τ ∇ℓ(w^τ)
 
-    With weights Θ̃_k = (N_k/N)‖a_k‖₁/τ_eff it equals its base under N_k/N. Registered for sgd, prox and momentum as
-    accumulated-sgd, accumulated-prox and accumulated-momentum.
+    With weights Θ̃_k = (N_k/N)‖a_k‖₁/τ_eff it equals its base under N_k/N.
 
     Attributes:
-        base: The optimiser that clients train by.
+        base: The optimiser that clients train by: sgd, prox or momentum.
 
     >>> Accumulated(Momentum(rho=0.5)).name
     'accumulated-momentum'
     """
 
-    base: LocalOptimizer = field(default_factory=SGD)
+    prefix: ClassVar[str] = "accumulated"
 
     def __post_init__(self) -> None:
-        if self.base.normalized:
+        if type(self.base) not in (SGD, Prox, Momentum):
             raise InputError(f"accumulated() takes sgd, prox or momentum as its base, not {self.base.name}.")
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # of an instance, because it has the base's name in it
-        return f"accumulated-{self.base.name}"
-
-    def describe(self) -> dict[str, Any]:
-        return self.base.describe() | {"name": self.name}
 
     @property
     def normalized(self) -> bool:
@@ -79,12 +71,6 @@ class Accumulated(LocalOptimizer):
     @property
     def uses_gradients_only(self) -> bool:
         return self.base.uses_gradients_only
-
-    def init(self, params: Tensor) -> State:
-        return self.base.init(params)
-
-    def step(self, params: Tensor, gradient: Tensor, state: State, lr: Tensor, anchor: Tensor) -> tuple[Tensor, State]:
-        return self.base.step(params, gradient, state, lr, anchor)
 
     def gradient_factors(self, steps: int, lr: float) -> np.ndarray:
         return self.base.gradient_factors(steps, lr)
@@ -100,16 +86,4 @@ def _ratio(optimizer: LocalOptimizer, num_examples: np.ndarray, num_steps: np.nd
     return np.asarray(np.divide(effective_steps, norms, out=np.ones(len(norms)), where=norms > 0))
 
 
-@LOCAL_OPTIMIZERS.register("accumulated-sgd")
-def _accumulated_sgd() -> Accumulated:
-    return Accumulated(SGD())
-
-
-@LOCAL_OPTIMIZERS.register("accumulated-prox")
-def _accumulated_prox(mu: float = 0.01) -> Accumulated:
-    return Accumulated(Prox(mu))
-
-
-@LOCAL_OPTIMIZERS.register("accumulated-momentum")
-def _accumulated_momentum(rho: float = 0.9) -> Accumulated:
-    return Accumulated(Momentum(rho))
+register_around(Accumulated, "sgd", "prox", "momentum")

@@ -69,10 +69,10 @@ class Nesterov(LocalOptimizer):
 
 
 @dataclass(frozen=True)
-class AdamW(LocalOptimizer):
-    """Adam with weight decay and two moments for every client."""
+class RMSprop(LocalOptimizer):
+    """RMSprop with momentum and weight decay: two moments for every client."""
 
-    name: ClassVar[str] = "adamw"
+    name: ClassVar[str] = "rmsprop"
     decay: float = 0.1
 
     def init(self, params: Tensor) -> State:

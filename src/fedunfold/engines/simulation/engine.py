@@ -1,10 +1,9 @@
 """The `Federation` contract in one process."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -23,7 +22,15 @@ from fedunfold.core.messages import (
     OuterLossResult,
     TrainRequest,
 )
-from fedunfold.core.params import ModelFactory, flatten_model, load_model, seeded
+from fedunfold.core.params import (
+    ModelFactory,
+    copy_model,
+    flatten_model,
+    frozen_digest,
+    load_model,
+    place_model,
+    seeded,
+)
 from fedunfold.core.participation import Participation
 from fedunfold.core.threading import threads_for
 from fedunfold.data.datasets import DatasetRows
@@ -66,7 +73,7 @@ class SimulatedFederation:
     Args:
         environment: The federation.
         data: Its data; by default what the environment loads.
-        model: A function that builds a fresh classifier ([B, …] → logits [B, C]); by default the environment's own.
+        model: A function that builds a fresh model of the task; by default the environment's own.
         device: Where it computes.
         dtype: In which precision.
         memory_budget: Bytes of iterates that the exact adjoint stores of one round; by default 768 MiB, or a quarter
@@ -100,9 +107,9 @@ class SimulatedFederation:
         built: object = seeded(self._build, environment.seed, "shape")
         if not isinstance(built, nn.Module):
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
-        self._template = copy.deepcopy(built)
+        self._template = place_model(copy_model(built), torch.device("cpu"), _full_precision(built))
         _, x, y = next(samples.pieces(np.arange(min(64, len(samples))), 64))
-        kernel = choose_kernel(built.to(self.device, dtype), x, y, data, environment.batch_size)
+        kernel = choose_kernel(place_model(built, self.device, dtype), x, y, data, environment.batch_size)
         self.layout = kernel.layout
         """What the entries of a model are."""
         self.kernel = type(kernel).__name__
@@ -137,10 +144,15 @@ class SimulatedFederation:
         return flatten_model(seeded(self._build, self.environment.seed, run)).to(self.device, self._dtype)
 
     def module(self, model: Tensor) -> nn.Module:
-        """The classifier with the model w [d] in it, on the CPU, ready to predict."""
-        module = copy.deepcopy(self._template)
+        """The module with the model w [d] in it, on the CPU, ready to predict; frozen parameters are shared."""
+        module = copy_model(self._template)
         load_model(module, model.cpu())
         return module.eval()
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """Stands for what of the model is not trained; empty where all of it is."""
+        return frozen_digest(self._template)
 
     @_few_threads
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
@@ -306,6 +318,12 @@ def _checked(model: object) -> ModelFactory | None:
     if not (model is None or callable(model)):
         raise InputError(f"the model is a function that builds one, such as `lambda: Net()`, not {model!r}.")
     return model
+
+
+def _full_precision(module: nn.Module) -> torch.dtype:
+    """The type that trained parameters are handed out in: the builder's, or float32 where that is half of it."""
+    built = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
+    return torch.promote_types(built, torch.float32)
 
 
 def _default_budget(device: torch.device) -> int:

@@ -111,7 +111,7 @@ class ModuleKernel:
         held = dict(zip(self.layout.names + self.layout.buffer_names, slot.leaves + slot.running, strict=True))
         args, kwargs = ((slot.x,), {}) if isinstance(slot.x, Tensor) else ((), dict(slot.x))
         outputs: Tensor = functional_call(self._module, held, args, kwargs)
-        return outputs
+        return outputs.to(slot.leaves[0].dtype)  # a frozen base may compute in another
 
     def _check_training(self, slot: "_Slot") -> None:
         """Refuse a module whose steps cannot be made again: they may depend on nothing but parameters and seeds."""

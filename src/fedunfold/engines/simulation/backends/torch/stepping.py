@@ -134,7 +134,8 @@ class StatefulStepping:
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
         """(p, σ) ← (∂step/∂(w, state))ᵀ (p, σ) + H_b (∂step/∂gradient)ᵀ (p, σ) + ∇ℓ^out; without curvature H_b = 0."""
         live = len(means)
-        gradient = self._gradient_at(iterate, batch, means)
+        outputs, pullback = self._outputs_at(iterate, batch)
+        gradient = self._gradient(self._kernel.task.values(outputs, batch.y, batch.counts)[1], means, pullback)
         params = flatten(iterate.parameters)[:, : self._trained]
         lr, anchor = self._constants(live)
         inputs = [v.detach().requires_grad_() for v in (params, gradient, anchor, *iterate.state)]
@@ -144,13 +145,14 @@ class StatefulStepping:
         to_params, to_gradient, to_anchor, *to_state = torch.autograd.grad(
             (after, *state), inputs, arriving, materialize_grads=True
         )
-        # With the curvature's sign turned, p ← p + H_b p + ∇ℓ^out; what is added to p is wanted.
-        wide = torch.zeros_like(self._adjoint[:live])
-        wide[:, : self._trained] = to_gradient
-        curved = views(wide, self._shapes)
-        curvature = -means if self._curvature else torch.zeros_like(means)
-        self._kernel.apply_hvp_(iterate.parameters, curved, batch, curvature, outer_slope)
-        self._adjoint[:live, : self._trained] = to_params + flatten(curved)[:, : self._trained] - to_gradient
+        added = torch.zeros_like(self._adjoint[:live])
+        if self._curvature:  # with its sign turned, p ← p + H_b p + ∇ℓ^out; what is added to p is wanted
+            added[:, : self._trained] = to_gradient
+            self._kernel.apply_hvp_(iterate.parameters, views(added, self._shapes), batch, -means, outer_slope)
+            added[:, : self._trained] -= to_gradient
+        elif outer_slope is not None:
+            pullback(outer_slope(outputs), views(added, self._shapes))
+        self._adjoint[:live, : self._trained] = to_params + added[:, : self._trained]
         self._anchor_gain[:live] += to_anchor
         for s, part in zip(self._state_adjoint, to_state, strict=True):
             s[:live] = part
@@ -174,11 +176,10 @@ class StatefulStepping:
         pullback(slopes(means), views(gradient, self._shapes))
         return gradient[:, : self._trained]
 
-    def _gradient_at(self, iterate: Iterate, batch: Batch, means: Tensor) -> Tensor:
+    def _outputs_at(self, iterate: Iterate, batch: Batch) -> tuple[Tensor, Pullback]:
         trained = len(self._kernel.layout.shapes)
         params, buffers = iterate.parameters[:trained], iterate.parameters[trained:]
-        outputs, pullback = self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
-        return self._gradient(self._kernel.task.values(outputs, batch.y, batch.counts)[1], means, pullback)
+        return self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
 
 
 def _per_slot(values: Tensor, like: Tensor) -> Tensor:
