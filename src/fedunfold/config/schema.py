@@ -64,6 +64,10 @@ def _as_task(given: object) -> object:
     return given
 
 
+TaskSetting = Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)]
+"""A task, or its name and settings."""
+
+
 class OuterSchedule(Settings):
     """The outer schedule that a publication states for an environment.
 
@@ -113,7 +117,7 @@ class Environment(Settings):
     client_sampler: Annotated[str, AfterValidator(_known_sampler)] = "uniform"
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
-    task: Annotated[InstanceOf[Task], BeforeValidator(_as_task), PlainSerializer(Task.describe)] | None = None
+    task: TaskSetting | None = None
     model: ModelSpec = ModelSpec()
     data: DataSource
     partition: Partition

@@ -38,7 +38,7 @@ class InProcess:
     ):
         data = env.load()
         self.clients = {
-            key: LocalClient(key, *data.client(k), data.classes, mlp(env), torch.float64)
+            key: LocalClient(key, *data.client(k), data.task, mlp(env), torch.float64)
             for k, key in enumerate(data.keys)
         }
         self.spoil = spoil
