@@ -217,9 +217,8 @@ def test_nothing_of_a_row_leaves_a_client(name: str) -> None:
         replies.append(reply)
         return reply
 
-    federation = RemoteFederation(
-        FlowerTransport(grid_of(env, build, listen), KEYS), env, build, None, dtype=torch.float64
-    )
+    transport = FlowerTransport(grid_of(env, build, listen), KEYS)
+    federation = RemoteFederation(transport, env, build, None, dtype=torch.float64)
     learned = learn(federation, 3, learning=Learning(iterations=1, adjoint="exact"))
     run_rounds(federation, learned, 3)
     assert {reply.metadata.message_type for reply in replies} == set(SHOWN)
@@ -230,8 +229,8 @@ def test_nothing_of_a_row_leaves_a_client(name: str) -> None:
         assert {key for record in records for key in record} == numbers
         found = {key: array for record in content.array_records.values() for key, array in record.items()}
         assert set(found) <= arrays
-        length = {"statistics": 5 if name == "mse" else 2}
-        assert all(array.numpy().shape == (length.get(key, federation.layout.size),) for key, array in found.items())
+        lengths = dict.fromkeys(found, federation.layout.size) | {"statistics": 5 if name == "mse" else 2}
+        assert all(array.numpy().shape == (lengths[key],) for key, array in found.items())
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

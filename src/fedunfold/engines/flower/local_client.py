@@ -131,7 +131,7 @@ class LocalClient:
             **instruction.model_dump(include={"seed", "lr", "batch_size"}),
         )
         federation = SimulatedFederation(env, model=self.model, dtype=self.dtype)
-        return federation, instruction.request(model, arrays.get("class_weights"))
+        return federation, instruction.request(model, arrays)
 
 
 def _array(arrays: Arrays, name: str) -> Tensor:

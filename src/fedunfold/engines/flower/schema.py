@@ -26,6 +26,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 """The shape of a sample in each of a model's inputs; the name of an only one is empty."""
 Kind = TypeVar("Kind", bound=Part)
 
+EXTRA = "extra:"
+"""What the names of a local optimiser's vectors come after in a message."""
 OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
 """What an instruction says as the `TrainRequest` that it is made of does."""
 
@@ -102,16 +104,17 @@ class TrainInstruction(Settings):
         metrics = tuple(sorted(request.required_metrics))
         return cls(**common, required_metrics=metrics, seed=env.seed, lr=env.lr, batch_size=env.batch_size, **own)
 
-    def request(self, model: Tensor, class_weights: Tensor | None) -> TrainRequest:
+    def request(self, model: Tensor, arrays: Arrays) -> TrainRequest:
         """The request again, for this client alone.
 
         Args:
             model: w^(t).
-            class_weights: Of the outer loss, where it balances classes.
+            arrays: What came with the instruction.
         """
         common = {name: getattr(self, name) for name in OF_REQUEST}
-        scales = Broadcast(self.step_scale, self.update_scale, class_weights)
-        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=scales, **common)
+        extras = {name.removeprefix(EXTRA): array for name, array in arrays.items() if name.startswith(EXTRA)}
+        sent = Broadcast(self.step_scale, self.update_scale, arrays.get("class_weights"), extras)
+        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=sent, **common)
 
 
 @dataclass(frozen=True)

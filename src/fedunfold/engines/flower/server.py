@@ -24,6 +24,7 @@ from fedunfold.core.task import Task
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.replies import ExpectedReply, expected_reply, merge_replies, sum_vectors
 from fedunfold.engines.flower.schema import (
+    EXTRA,
     Arrays,
     ClientDescription,
     ClientReply,
@@ -238,6 +239,8 @@ class RemoteFederation:
         weights = None if balancing is None else balancing.class_weights(self._label_counts)
         if weights is not None:
             shared["class_weights"] = weights.to(self._dtype)
+        if request.broadcast is not None:
+            shared |= {f"{EXTRA}{name}": vector for name, vector in request.broadcast.extras.items()}
         messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
