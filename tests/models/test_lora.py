@@ -112,7 +112,7 @@ def test_a_base_in_half_precision_stays_as_it_is_and_is_there_once(kind: str, tm
     assert {p.dtype for module in modules for p in module.parameters() if p.requires_grad} == {torch.float32}
     assert federation.frozen_digest == before
     data = env.load()
-    inputs = data.test_inputs
+    inputs = in_memory(data.test_inputs)
     assert not isinstance(inputs, Tensor)
     with torch.no_grad():
         outputs = modules[1](**{name: t if t.dtype == torch.int64 else t.float() for name, t in inputs.items()})

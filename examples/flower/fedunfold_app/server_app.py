@@ -1,6 +1,7 @@
 """The server: learns how much each client should count, then trains with that and with sizes, and reports both."""
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,14 @@ def main(grid: Grid, context: Context) -> None:
         run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
         rounds = clients.environment.rounds
         (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state)
-        last = result.evaluations[-1]
-        runs[name] = {"accuracy": last.score, "loss": last.loss, "participated": result.participated.int().tolist()}
-        print(f"{name}: {100 * last.score:.1f} % after {len(result.scores)} rounds", flush=True)
+        (last,) = clients.evaluate([result.model])  # a checkpoint has its primary metric only
+        runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
+        metric = clients.task.primary
+        print(f"{name}: {metric} {last.metrics.get(metric, math.nan):.4g} after {rounds} rounds", flush=True)
     report = {
         "clients": [client.client_id for client in clients.clients],
         "rounds": clients.environment.rounds,
+        "task": clients.task.describe(),
         "tested_on": tested_on,
         "runs": runs,
         "failures": clients.failures.as_dict(),

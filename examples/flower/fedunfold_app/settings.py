@@ -10,6 +10,7 @@ import torch
 import fedunfold as fu
 from fedunfold.config import Environment, ModelSpec
 from fedunfold.core.errors import InputError
+from fedunfold.core.task import TASKS
 from fedunfold.engines.flower import FederationConfig
 
 Config = Mapping[str, Any]
@@ -22,7 +23,7 @@ def federation_config(config: Config) -> FederationConfig | None:
         return None
     return FederationConfig(
         client_ids=client_ids,
-        classes=config["classes"],
+        task=TASKS.parse(str(config["task"])),
         rounds=config["rounds"] or 10,
         batch_size=config["batch-size"],
         lr=config["lr"],

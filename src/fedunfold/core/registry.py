@@ -33,7 +33,6 @@ from fedunfold.core.errors import InputError
 
 Made = TypeVar("Made")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Registry(Generic[Made]):
@@ -87,17 +86,14 @@ class Registry(Generic[Made]):
         accepted = inspect.signature(factory).parameters
         if strangers := [setting for setting in settings if setting not in accepted]:
             raise InputError(f"{self.kind} '{name}' has no setting '{strangers[0]}'; it {_takes(accepted)}.")
-        named = [key for key, entry in accepted.items() if entry.default is entry.empty and entry.kind in NAMED]
-        needed = [key for key in named if key not in settings]
-        if needed:
-            raise InputError(f"{self.kind} '{name}' needs the setting '{needed[0]}'.")
+        if missing := [key for key, given in accepted.items() if _is_required(given) and key not in settings]:
+            raise InputError(f"{self.kind} '{name}' needs the setting '{missing[0]}'.")
         return factory(**settings)
 
     def parse(self, description: str) -> Made:
         """The part that ``name`` or ``name:key=value,key=value`` describes."""
         name, _, arguments = description.partition(":")
-        factory = self.factory(name)
-        accepted = inspect.signature(factory).parameters
+        accepted = inspect.signature(self.factory(name)).parameters
         settings: dict[str, float | str] = {}
         for argument in filter(None, arguments.split(",")):
             key, equals, value = argument.partition("=")
@@ -105,8 +101,8 @@ class Registry(Generic[Made]):
                 raise InputError(
                     f"{self.kind} '{name}': cannot read '{argument}'; it {_takes(accepted)}, as {name}:key=value."
                 )
-            settings[key] = value if isinstance(accepted[key].default, str) else _number(value, description)
-        return factory(**settings)
+            settings[key] = _value(value, accepted[key], description)
+        return self.make(name, **settings)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -122,13 +118,23 @@ def _entry_points(group: str) -> Mapping[str, EntryPoint]:
     return {found.name: found for found in entry_points(group=group)}
 
 
+def _is_required(setting: inspect.Parameter) -> bool:
+    collects = setting.kind in (setting.VAR_POSITIONAL, setting.VAR_KEYWORD)
+    return setting.default is setting.empty and not collects
+
+
 def _takes(accepted: Iterable[str]) -> str:
     names = list(accepted)
     return f"takes {', '.join(names)}" if names else "takes no settings"
 
 
-def _number(text: str, description: str) -> float:
+def _value(text: str, setting: inspect.Parameter, description: str) -> float | str:
+    """What a setting's text stands for: itself, a whole number, or a number."""
+    if isinstance(setting.default, str):
+        return text
     try:
+        if setting.annotation is int and text.isdecimal():
+            return int(text)
         return float(text)
     except ValueError as error:
         raise InputError(f"'{text}' in '{description}' is not a number.") from error

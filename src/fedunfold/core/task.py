@@ -5,7 +5,7 @@ A task is one file that registers itself (`fedunfold.tasks`); other packages add
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,6 +41,8 @@ class Task(Part, ABC):
     """Whether ℓ_i = −log softmax(z_i)_{y_i} for logits [B, C]: compiled code knows this loss."""
     keeps_integers: ClassVar[bool] = False
     """Whether whole numbers as inputs are ids, such as tokens, and not measurements."""
+    least_loss: ClassVar[float] = 0.0
+    """What the mean loss of a minibatch is never below."""
 
     @property
     @abstractmethod
@@ -98,6 +100,11 @@ class Task(Part, ABC):
                 f"{list(needed)}."
             )
         return outputs
+
+    def check_metrics(self, required: Collection[str]) -> None:
+        """Refuse metrics that a weighting rule requires of clients and the task has not."""
+        if "accuracy" in required and not self.is_cross_entropy:
+            raise InputError(f"the rule needs clients' accuracies, which the task {self.name} has not.")
 
     def values(self, outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> tuple[Tensor, Slopes]:
         """Losses of all rows of several minibatches, and the slopes of any weighted sum of them.

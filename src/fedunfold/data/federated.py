@@ -170,12 +170,12 @@ class FederatedData:
     @property
     def x(self) -> Tensor:
         """The samples of all clients, where they are one tensor."""
-        return single(_in_memory(self.inputs))
+        return single(in_memory(self.inputs))
 
     @property
     def x_test(self) -> Tensor:
         """The samples of the test set, where they are one tensor."""
-        return single(_in_memory(self.test_inputs))
+        return single(in_memory(self.test_inputs))
 
     @cached_property
     def checksum(self) -> str:
@@ -227,7 +227,7 @@ class FederatedData:
         test[np.concatenate(train)] = False
         if not bool(test.any()):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
-        return replace(self._with_rows(train), test_inputs=take(_in_memory(self.inputs), test), y_test=self.y[test])
+        return replace(self._with_rows(train), test_inputs=take(in_memory(self.inputs), test), y_test=self.y[test])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
@@ -243,7 +243,7 @@ class FederatedData:
         chosen = torch.from_numpy(np.concatenate(rows))
         return replace(
             self,
-            inputs=take(_in_memory(self.inputs), chosen),
+            inputs=take(in_memory(self.inputs), chosen),
             y=self.y[chosen],
             offsets=_offsets([len(part) for part in rows]),
         )
@@ -264,7 +264,8 @@ def _join(parts: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
     return joined.get("", joined)
 
 
-def _in_memory(inputs: Inputs | DatasetRows) -> Inputs:
+def in_memory(inputs: Inputs | DatasetRows) -> Inputs:
+    """Inputs that are, refused where they are read from data sets."""
     if isinstance(inputs, DatasetRows):
         raise InputError("this needs samples in memory, and they are read from data sets; give arrays.")
     return inputs

@@ -76,6 +76,7 @@ FEATURES = Limit("FEATURES", 10_000_000, "features a sample")  # a remote client
 CLIENT_SAMPLES = Limit("CLIENT_SAMPLES", 10**9, "samples of a client")  # what a remote client may register
 DIMENSIONS = Limit("DIMENSIONS", 8, "dimensions of a sample")  # of a remote client's; numpy ends at 64
 CLASSES = Limit("CLASSES", 100_000, "classes")  # more are an identifier, and counting them would fill the memory
+STATISTICS = Limit("STATISTICS", 1_000_000, "statistics of a test")  # of a remote client; two for each class
 TABLE_NUMBERS = Limit("TABLE_NUMBERS", 10**8, "numbers of a table")  # 800 MB while they are worked on
 TABLE_CLASSES = Limit("TABLE_CLASSES", 1000, "classes in a column")  # more are an identifier or a measurement
 TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more are names or remarks, no categories

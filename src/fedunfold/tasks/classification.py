@@ -56,6 +56,8 @@ class Classification(Task):
         return targets
 
     def check_targets(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        if targets.ndim != 1:
+            raise InputError(f"{name} has shape {targets.shape}; give one label a row.")
         return class_numbers(targets, name, self.classes)
 
     def output_shape(self, targets: Tensor) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """A task made of a user's own functions."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ RowFunction = Callable[[Tensor, Tensor], Tensor]
 class CustomTask(Task):
     """Any loss of rows, with metrics that are means over rows. Made by `task`."""
 
+    least_loss: ClassVar[float] = -math.inf
     loss: RowFunction
     row_metrics: tuple[tuple[str, RowFunction], ...]
     outputs: int

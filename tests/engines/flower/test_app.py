@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import FederationError, InputError
+from fedunfold.core.task import TASKS
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
@@ -38,7 +39,12 @@ def samples(rows: int, seed: int) -> tuple[Any, Any]:
 
 def run(tmp_path: Path, spoil: Spoil | None = None, nodes: Any = None, **settings: Any) -> Any:
     """Run the app on three files in a folder; gives its report."""
-    config = DEFAULTS | {"clients": " ".join(KEYS), "classes": 3, "rounds": 3, "precision": "float64"}
+    config = DEFAULTS | {
+        "clients": " ".join(KEYS),
+        "task": "classification:classes=3",
+        "rounds": 3,
+        "precision": "float64",
+    }
     config |= {"registration-timeout": 0.0, "iterations": 2, "folder": str(tmp_path)} | settings
     nodes = nodes or {k: {"client-id": key, "path": str(tmp_path / f"{key}.npz")} for k, key in enumerate(KEYS)}
     grid = LocalGrid(client_app.app, nodes, spoil, config)
@@ -93,6 +99,31 @@ def test_without_a_test_set_the_clients_test(folder: Path) -> None:
     assert set(report["runs"]) == {"size"}
 
 
+@pytest.mark.parametrize("chosen", ["regression", "regression:loss=huber,delta=0.5", "survival:ties=breslow"])
+@pytest.mark.parametrize("tested", [True, False])
+def test_other_tasks(tmp_path: Path, chosen: str, tested: bool) -> None:
+    """The app learns weights for them and trains with these, as the simulation does."""
+    rows = {}
+    for k, key in enumerate((*KEYS, "test")):
+        x, y = samples(20 + 5 * k, k)
+        draw = np.random.default_rng(k)
+        targets = x.sum(1) if chosen.startswith("regression") else np.stack([draw.exponential(np.exp(-y)), y > 0], 1)
+        rows[key] = x, targets
+        np.savez(tmp_path / f"{key}.npz", x=x, y=targets)
+    report = run(tmp_path, task=chosen, test=str(tmp_path / "test.npz") if tested else "")
+    test, made = rows.pop("test"), TASKS.parse(chosen)
+    settings: dict[str, Any] = {"rounds": 3, "batch_size": 10, "lr": 0.05, "epochs": 2, "model": (32,), "task": made}
+    federation = SimulatedFederation(Environment.from_arrays(rows, test, **settings), dtype=torch.float64)
+    expected = learn(federation, 3, learning=Learning(iterations=2))
+    found = LearnedWeights.load(tmp_path / "weights.safetensors")
+    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=0)
+    (last,) = federation.evaluate([run_rounds(federation, expected, 3)[0].model])
+    reported = report["runs"]["learned"]
+    assert set(last.metrics) < set(reported) and report["task"] == made.describe()
+    if tested:
+        assert {name: reported[name] for name in last.metrics} == pytest.approx(dict(last.metrics), rel=1e-9)
+
+
 def test_a_run_that_is_over_is_not_run_again(folder: Path) -> None:
     first = run(folder, test=str(folder / "test.npz"))
     received: list[str] = []
@@ -133,17 +164,19 @@ def test_a_file_that_is_wrong(folder: Path, arrays: Any, message: str) -> None:
 
 def test_a_file_with_other_features_than_the_others(folder: Path) -> None:
     np.savez(folder / "north.npz", x=np.zeros((4, 5)), y=np.zeros(4, int))
-    with pytest.raises(InputError, match=r"client south has rows of shape .4. and 3 classes, north"):
+    with pytest.raises(InputError, match=r"client south has rows of shape \[4\], north has \[5\]; make"):
         run(folder)
 
 
 def test_settings_that_are_wrong(folder: Path) -> None:
     with pytest.raises(InputError, match=r"test\.npz has the label 2 but there are 2 classes"):
-        run(folder, classes=2, test=str(folder / "test.npz"))
+        run(folder, task="classification:classes=2", test=str(folder / "test.npz"))
     with pytest.raises(InputError, match=r"nowhere\.npz does not exist"):
         run(folder, test=str(folder / "nowhere.npz"))
-    with pytest.raises(InputError, match="classes: must be at least 2, got 0"):
-        run(folder, classes=0)
+    with pytest.raises(InputError, match="task 'classification' needs 'classes', as classification:classes=…"):
+        run(folder, task="classification")
+    with pytest.raises(InputError, match="unknown task 'regresion'; did you mean 'regression'"):
+        run(folder, task="regresion")
     with pytest.raises(InputError, match="precision is float32 or float64"):
         run(folder, precision="float16")
     with pytest.raises(InputError, match="hidden is a list of widths"):

@@ -29,7 +29,9 @@ from deploy import CLIENT_IDS, Deployment, write_node_key  # noqa: E402  (the ap
 from simulate import APP  # noqa: E402
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
-SETTINGS = f'clients="{" ".join(CLIENT_IDS)}" classes=10 hidden="32" epochs=2 batch-size=10 lr=0.05'
+SETTINGS = (
+    f'clients="{" ".join(CLIENT_IDS)}" task="classification:classes=10" hidden="32" epochs=2 batch-size=10 lr=0.05'
+)
 """The digits again, this time as the clients' own data."""
 
 

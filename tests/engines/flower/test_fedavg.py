@@ -70,7 +70,7 @@ def ordinary_app(env: Environment, *, registers: bool = False) -> ClientApp:
 
     def describe(context: Context) -> ClientDescription:
         k = int(context.node_config["k"])
-        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()), (5,))
+        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()))
 
     if registers:
         add_registration(app, describe)

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
+from fedunfold.core.messages import Broadcast, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
+from fedunfold.engines.flower.wire import instruction_record, read_instruction
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.rules import dr, fedadp, fedfa, size
@@ -38,7 +40,7 @@ class InProcess:
     ):
         data = env.load()
         self.clients = {
-            key: LocalClient(key, *data.client(k), data.classes, mlp(env), torch.float64)
+            key: LocalClient(key, *data.client(k), data.task, mlp(env), torch.float64)
             for k, key in enumerate(data.keys)
         }
         self.spoil = spoil
@@ -212,6 +214,24 @@ INSTRUCTION: dict[str, Any] = {
     "epochs": 1,
     "optimizer": {"name": "sgd"},
 }
+
+
+@pytest.mark.parametrize("message_type", ["train", "vjp"])
+def test_vectors_of_a_local_optimiser_reach_the_clients(message_type: MessageType) -> None:
+    """Through Flower's records, to every client that trains, beside what the server works out itself."""
+    federation, env = remote(tiny()), tiny()
+    model, vector = federation.initial_model("a"), torch.arange(4, dtype=torch.float64)
+    sent = TrainRequest("a", 0, model, nova(), broadcast=Broadcast(extras={"control": vector, "more": 2 * model}))
+    adjoints = dict.fromkeys(env.load().keys, model)
+    messages = federation._messages(message_type, sent, list(adjoints), adjoints)
+    plain = federation._messages(message_type, replace(sent, broadcast=None), list(adjoints), adjoints)
+    assert set(messages) == set(env.load().keys)
+    for key, message in messages.items():
+        instruction, arrays = read_instruction(instruction_record(*message))
+        received = instruction.request(arrays["model"], arrays).broadcast
+        assert received is not None and set(received.extras) == {"control", "more"}
+        assert torch.equal(received.extras["control"], vector) and torch.equal(received.extras["more"], 2 * model)
+        assert instruction == plain[key][0] and received.step_scale == plain[key][0].step_scale != 1.0
 
 
 # --- clients that answer badly -----------------------------------------------------------------------------

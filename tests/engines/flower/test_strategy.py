@@ -44,7 +44,7 @@ def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context
     if keys is not None:
         add_registration(
             app,
-            lambda context: ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1), (4,)),
+            lambda context: ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1)),
         )
     return app
 

@@ -126,7 +126,7 @@ def test_a_client_cannot_grow_by_registering_again() -> None:
     def inflated(message: Message, context: Context) -> Message:
         if message.metadata.message_type != "query.register":
             return honest(message, context)
-        config = ConfigRecord({"client-id": "b", "label-counts": [10**6, 1, 1], "feature-shape": [5]})
+        config = ConfigRecord({"client-id": "b", "label-counts": [10**6, 1, 1], "task": "", "statistics": 0})
         return Message(RecordDict({"config": config}), reply_to=message)
 
     grid.app = inflated  # type: ignore[assignment]
@@ -195,19 +195,27 @@ def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCapt
     ("config", "message"),
     [
         ({}, "with the id None"),
-        ({"client-id": "a b", "label-counts": [1, 2], "feature-shape": [4]}, "with the id 'a b'"),
+        ({"client-id": "a b", "label-counts": [1, 2], "shape:": [4]}, "with the id 'a b'"),
         (
-            {"client-id": "a", "label-counts": [1.5, 2.5], "feature-shape": [4]},
+            {"client-id": "a", "label-counts": [1.5, 2.5], "shape:": [4]},
             "label-counts that are no whole numbers",
         ),
-        ({"client-id": "a", "label-counts": [-1, 2], "feature-shape": [4]}, "label-counts that are no whole numbers"),
-        ({"client-id": "a", "label-counts": [3], "feature-shape": [4]}, "1 classes"),
-        ({"client-id": "a", "label-counts": [0, 0], "feature-shape": [4]}, "registers without samples"),
+        ({"client-id": "a", "label-counts": [-1, 2], "shape:": [4]}, "label-counts that are no whole numbers"),
+        ({"client-id": "a", "label-counts": [0, 0], "shape:": [4]}, "registers without samples"),
         (
-            {"client-id": "a", "label-counts": [10**12, 0], "feature-shape": [4]},
+            {"client-id": "a", "label-counts": [10**12, 0], "shape:": [4]},
             "more than the 1000000000 samples of a client",
         ),
-        ({"client-id": "a", "label-counts": [1, 2], "feature-shape": [0]}, "samples of shape"),
+        ({"client-id": "a", "label-counts": [1, 2], "shape:": [0]}, "samples of shape"),
+        ({"client-id": "a", "label-counts": [3], "shape:ids": "4"}, "shapes that are no whole numbers"),
+        (
+            {"client-id": "a", "label-counts": [3], "shape:a": [10**7], "shape:b": [1]},
+            "more than the 10000000",
+        ),
+        ({"client-id": "a", "label-counts": [3], "statistics": 2.5}, "statistics that are no whole numbers"),
+        ({"client-id": "a", "label-counts": [3], "statistics": 10**9}, "more than the 1000000 statistics"),
+        ({"client-id": "a", "label-counts": [3], "statistics": 1}, "registers the task None"),
+        ({"client-id": "a", "label-counts": [3], "statistics": 1, "task": "a\nb"}, "give its name and settings in one"),
     ],
 )
 def test_registrations_within_bounds(config: dict[str, Any], message: str) -> None:

@@ -37,6 +37,7 @@ INSTRUCTION = TrainInstruction(
     outer=Balanced(),
 )
 MODEL = torch.linspace(-1, 1, 12)
+DESCRIPTION = ClientDescription("site-a", (5, 0, 7), "classification:classes=3", {"": (8, 8)}, num_statistics=6)
 EXPECTED = ExpectedReply({"updates": MODEL}, frozenset({"loss", "outer_loss"}))
 HOSTILE: tuple[Any, ...] = (
     0,
@@ -81,7 +82,7 @@ def seeds() -> Mapping[str, bytes]:
     return {
         "instruction": on_wire(instruction_record(INSTRUCTION, {"model": MODEL, "adjoint": MODEL.double()})),
         "reply": on_wire(reply_record(reply)),
-        "registration": on_wire(registration_record(ClientDescription("site-a", (5, 0, 7), (8, 8)))),
+        "registration": on_wire(registration_record(DESCRIPTION)),
     }
 
 

@@ -11,13 +11,14 @@ import numpy as np
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.sources import load_npz, load_npz_clients
 from fedunfold.engines.flower.federations import FederationConfig, client_from_npz
+from fedunfold.tasks import classification
 from tests.fuzz import mutation
 from tests.fuzz.judging import understood_by_any, written
 
 
 def fuzz(data: bytes) -> bool:
     path = written("fuzzed.npz", data)
-    config = FederationConfig(client_ids=("a",), classes=3, rounds=1, batch_size=2, lr=0.1)
+    config = FederationConfig(client_ids=("a",), task=classification(3), rounds=1, batch_size=2, lr=0.1)
     readers = (lambda: _dealt(path), lambda: _divided(path), lambda: client_from_npz(path, "a", config).register())
     return understood_by_any(readers, "fuzzed.npz", "client", "class", "test set")
 

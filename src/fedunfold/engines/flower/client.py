@@ -61,12 +61,12 @@ def client_app(open_client: OpenClient) -> ClientApp:
     app.query("outer_loss")(handler("outer_loss", openly))
     app.query("measure")(handler("measure", open_client))
     app.query("inner_products")(handler("inner_products", open_client))
-    app.evaluate()(handler("evaluate", open_client))
+    app.evaluate()(handler("evaluate", openly))
     return app
 
 
 def add_registration(app: ClientApp, describe: Callable[[Context], ClientDescription]) -> None:
-    """Let a client app of your own register: its id, and its samples by class.
+    """Let a client app of your own register: its id, and how many samples it has, in all or by class.
 
     Args:
         app: The app.
@@ -75,7 +75,7 @@ def add_registration(app: ClientApp, describe: Callable[[Context], ClientDescrip
     >>> from flwr.clientapp import ClientApp
     >>> from fedunfold.engines.flower import ClientDescription, add_registration
     >>> app = ClientApp()
-    >>> add_registration(app, lambda context: ClientDescription("hospital-a", (120, 80), feature_shape=(64,)))
+    >>> add_registration(app, lambda context: ClientDescription("hospital-a", (120, 80)))
     """
 
     @app.query("register")

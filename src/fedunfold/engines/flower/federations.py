@@ -1,36 +1,52 @@
 """Clients and servers, for two kinds of federations.
 
 Those of an environment whose data can be loaded are for simulations, tests and the example. Those with custom data have
-an .npz with x and y beside every SuperNode, and a server that sees none of them.
+an .npz beside every SuperNode, and a server that sees none of them. Its array y has the targets; x is what the model
+reads, or, where there is no x, all other arrays are, by their names.
 """
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import AfterValidator, Field
+from torch import Tensor
 
 from fedunfold.config import Environment, ModelSpec, environment
-from fedunfold.config.fields import BatchSize, Rounds
-from fedunfold.config.model import model_factory
+from fedunfold.config.client import Client
+from fedunfold.config.fields import BatchSize, Rounds, TaskField
+from fedunfold.config.model import Model, model_factory
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, take
+from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import Count, Natural, Settings
-from fedunfold.data.arrays import Features, Labels, features, labels
+from fedunfold.core.task import Task
+from fedunfold.data.arrays import all_inputs
+from fedunfold.data.config import MemorySource
+from fedunfold.data.federated import FederatedData, in_memory
 from fedunfold.data.npz import read_npz
+from fedunfold.data.partitions import GivenPartition
 from fedunfold.engines.flower.local_client import LocalClient
+from fedunfold.engines.flower.schema import Shapes, shapes_of, shapes_text
 from fedunfold.engines.flower.secure_server import SecureFederation
 from fedunfold.engines.flower.server import RemoteFederation
 from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.limits import CLASSES, EPOCHS
 
+KINDS = "uifb"
+"""The numpy kinds of a client's arrays: numbers, and masks of True and False."""
+
 
 def client_from_environment(
-    env: Environment | str | Path, context: Context, dtype: torch.dtype = torch.float32
+    env: Environment | str | Path,
+    context: Context,
+    dtype: torch.dtype = torch.float32,
+    *,
+    model: ModelFactory | None = None,
 ) -> LocalClient:
     """The client of an environment that a node is.
 
@@ -38,6 +54,7 @@ def client_from_environment(
         env: The environment.
         context: Its node-config says which client it is, by `client-id` or by `partition-id`.
         dtype: The type of the models.
+        model: Builds a fresh model; by default the environment's own.
     """
     env = environment(env)
     data = env.load()
@@ -50,14 +67,16 @@ def client_from_environment(
     chosen = str(chosen)  # Flower reads client-id=2 as a number
     if chosen not in data.keys:
         raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
-    x, y = data.client(data.keys.index(chosen))
-    return LocalClient(chosen, x, y, data.classes, model_factory(env.model, tuple(x.shape[1:]), data.classes), dtype)
+    k = data.keys.index(chosen)
+    rows, build = slice(data.offsets[k], data.offsets[k + 1]), model or _default_model(env.model, data)
+    return LocalClient(chosen, take(in_memory(data.inputs), rows), data.y[rows], data.task, build, dtype)
 
 
 def federation_from_environment(
     grid: Grid,
     env: Environment | str | Path,
     *,
+    model: ModelFactory | None = None,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
     registration_timeout: float = 300.0,
@@ -68,18 +87,24 @@ def federation_from_environment(
     Args:
         grid: Flower's grid.
         env: The environment.
+        model: Builds a fresh model, as at the clients; by default the environment's own.
         dtype: The type of the models.
         timeout: Seconds a client may take to reply.
         registration_timeout: Seconds all clients may take to register.
         secure_aggregation: Whether the server is to see sums of the clients' vectors only.
     """
     env = environment(env)
-    tester = _tester(env, dtype)
-    client_ids, data = [client.key for client in env.clients], tester.data
+    tester = _tester(env, model, dtype)
+    client_ids = [client.key for client in env.clients]
     transport = FlowerTransport(grid, client_ids, timeout=timeout, registration_timeout=registration_timeout)
-    model = model_factory(env.model, tuple(data.x.shape[1:]), data.classes)
+    build = model or _default_model(env.model, tester.data)
     kind = SecureFederation if secure_aggregation else RemoteFederation
-    return kind(transport, env, model, tester.evaluate, dtype=dtype)
+    return kind(transport, env, build, tester.evaluate, dtype=dtype)
+
+
+def _not_too_many_classes(task: Task) -> Task:
+    CLASSES.check(task.num_groups)
+    return task
 
 
 class FederationConfig(Settings):
@@ -87,18 +112,18 @@ class FederationConfig(Settings):
 
     Attributes:
         client_ids: Who is in the federation.
-        classes: How many classes there are.
+        task: What is trained for, such as `classification(3)` or `regression()`.
         rounds: T.
         batch_size: B.
         lr: η.
         epochs: E_k, the same for all.
-        model: What is trained.
+        model: What is trained; any other model is given to the functions below.
         clients_per_round: C, how many clients are sampled for a round; None for all.
         seed: Of all randomness.
     """
 
     client_ids: tuple[str, ...] = Field(min_length=1)
-    classes: Annotated[int, Field(ge=2), AfterValidator(CLASSES.check)]
+    task: Annotated[TaskField, AfterValidator(_not_too_many_classes)]
     rounds: Rounds
     batch_size: BatchSize
     lr: float = Field(gt=0)
@@ -109,24 +134,31 @@ class FederationConfig(Settings):
 
 
 def client_from_npz(
-    path: str | Path, client_id: str, config: FederationConfig, dtype: torch.dtype = torch.float32
+    path: str | Path,
+    client_id: str,
+    config: FederationConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    model: ModelFactory | None = None,
 ) -> LocalClient:
     """The client whose samples are in a file.
 
     Args:
-        path: An .npz with x[n, …] and y[n]; uint8 counts as image bytes and becomes x/255.
+        path: An .npz with x[n, …], or several inputs under names of their own, and targets y[n, …]; where x is one
+            array, uint8 counts as image bytes and becomes x/255.
         client_id: Its name in the federation.
         config: The federation.
         dtype: The type of the models.
+        model: Builds a fresh model; by default the federation's.
     """
     if client_id not in config.client_ids:
         raise InputError(f"client '{client_id}' is not one of this federation's: {', '.join(config.client_ids)}.")
     try:
-        x, y = _samples(path, config.classes)
+        inputs, y = _samples(path, config.task)
     except InputError as error:
         raise InputError(f"client {client_id}: {error}") from error
-    model = model_factory(config.model, x.shape[1:], config.classes)
-    return LocalClient(client_id, torch.from_numpy(x), torch.from_numpy(y), config.classes, model, dtype)
+    build = model or _default_model(config.model, _stand_in((client_id,), shapes_of(inputs), config.task))
+    return LocalClient(client_id, inputs, y, config.task, build, dtype)
 
 
 def federation_from_config(
@@ -134,6 +166,7 @@ def federation_from_config(
     config: FederationConfig,
     test: str | Path | None = None,
     *,
+    model: ModelFactory | None = None,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
     registration_timeout: float = 300.0,
@@ -144,34 +177,69 @@ def federation_from_config(
     Args:
         grid: Flower's grid.
         config: The federation.
-        test: An .npz with x and y that the server has; without one, models are tested by the clients, each on its own
-            samples.
+        test: An .npz as the clients have them, beside the server; without one, models are tested by the clients, each
+            on its own samples.
+        model: Builds a fresh model, as at the clients; by default the federation's.
         dtype: The type of the models.
         timeout: Seconds a client may take to reply.
         registration_timeout: Seconds all clients may take to register.
         secure_aggregation: Whether the server is to see sums of the clients' vectors only.
     """
-    tested = None if test is None else _samples(test, config.classes)  # a wrong file is better found before the wait
+    tested = None if test is None else _samples(test, config.task)  # a wrong file is better found before the wait
     transport = FlowerTransport(grid, config.client_ids, timeout=timeout, registration_timeout=registration_timeout)
-    shape = transport.registrations()[0].feature_shape
-    # The clients' samples are not here: a row of zeros stands for each.
-    nothing = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64)
-    settings = {name: value for name, value in config if name != "client_ids"}
-    clients = dict.fromkeys(config.client_ids, nothing)
-    env = Environment.from_arrays(clients, tested or nothing, name="custom-data", **settings)
-    model = model_factory(config.model, shape, config.classes)
-    evaluate = SimulatedFederation(env, dtype=dtype).evaluate if tested else None
+    shapes = transport.registrations()[0].shapes
+    if tested is not None and shapes_of(tested[0]) != shapes:
+        raise InputError(
+            f"{test} has rows of shape {shapes_text(shapes_of(tested[0]))}, the clients have {shapes_text(shapes)}; "
+            "make them alike."
+        )
+    data = _stand_in(config.client_ids, shapes, config.task, tested)
+    env = Environment(
+        name="custom-data",
+        data=MemorySource(data=data),
+        partition=GivenPartition(),
+        clients=tuple(Client(key=client_id, epochs=config.epochs) for client_id in config.client_ids),
+        **{name: value for name, value in config if name not in ("client_ids", "epochs")},
+    )
+    build = model or _default_model(config.model, data)
+    evaluate = SimulatedFederation(env, model=build, dtype=dtype).evaluate if tested else None
     kind = SecureFederation if secure_aggregation else RemoteFederation
-    return kind(transport, env, model, evaluate, dtype=dtype)
+    return kind(transport, env, build, evaluate, dtype=dtype)
+
+
+def _stand_in(
+    client_ids: tuple[str, ...], shapes: Shapes, task: Task, tested: tuple[Inputs, Tensor] | None = None
+) -> FederatedData:
+    """Data of clients whose samples are not here: a row of the test set stands for each, or one of zeros."""
+    zeros = {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
+    inputs, y = tested or (zeros.get("", zeros), torch.zeros(1, dtype=torch.int64))
+    clients = len(client_ids)
+    row = torch.zeros(clients, dtype=torch.int64)
+    return FederatedData(client_ids, take(inputs, row), y[row], tuple(range(clients + 1)), inputs, y, task)
+
+
+def _default_model(spec: Model, data: FederatedData) -> ModelFactory:
+    return model_factory(spec, data.features, data.task.num_outputs)
 
 
 @lru_cache(maxsize=1)
-def _tester(env: Environment, dtype: torch.dtype) -> SimulatedFederation:
-    return SimulatedFederation(env, dtype=dtype)
+def _tester(env: Environment, model: ModelFactory | None, dtype: torch.dtype) -> SimulatedFederation:
+    return SimulatedFederation(env, model=model, dtype=dtype)
 
 
-def _samples(path: str | Path, classes: int) -> tuple[Features, Labels]:
+def _samples(path: str | Path, task: Task) -> tuple[Inputs, Tensor]:
+    """A client's inputs and targets, checked."""
     path = Path(path).expanduser()
-    found = read_npz(path, ["x", "y"])
-    (x,) = features({f"x in {path}": found["x"]}).values()
-    return x, labels(found["y"], f"y in {path}", len(x), classes)
+    found = read_npz(path, ["y"], optional=["x"], kinds=KINDS)
+    if "x" in found:
+        (rows,) = all_inputs({f"x in {path}": found["x"]}, keep_integers=task.keeps_integers)
+    else:
+        others = {name: array for name, array in read_npz(path, kinds=KINDS).items() if name != "y"}
+        if not others:
+            raise InputError(f"{path} has no x, only y; add what the model reads.")
+        (rows,) = all_inputs({str(path): others}, keep_integers=True)
+    inputs = {name: torch.from_numpy(array) for name, array in rows.items()}
+    count, y = len(next(iter(rows.values()))), found["y"]
+    if y.shape[:1] != (count,):
+        raise InputError(f"y in {path} has shape {y.shape} but its x has {count} rows; give one target a row.")
+    return inputs.get("", inputs), torch.from_numpy(task.check_targets(y, f"y in {path}"))

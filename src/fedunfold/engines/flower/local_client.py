@@ -11,13 +11,24 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.config.client import Client
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs, call_model, cast, take, tensors
 from fedunfold.core.messages import TrainRequest
-from fedunfold.core.params import ModelFactory
+from fedunfold.core.params import ModelFactory, seeded
+from fedunfold.core.task import Task
+from fedunfold.data.config import MemorySource
 from fedunfold.data.federated import FederatedData
-from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
+from fedunfold.data.partitions import GivenPartition
+from fedunfold.engines.flower.schema import (
+    Arrays,
+    ClientDescription,
+    ClientReply,
+    TrainInstruction,
+    shapes_of,
+    task_text,
+)
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.tasks.classification import Classification
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,24 +37,43 @@ class LocalClient:
 
     Attributes:
         client_id: Its name in the federation.
-        x: Its samples, [n, …].
-        y: Their classes, [n].
-        classes: How many classes the federation has, also those that this client does not hold.
+        inputs: Its samples, one tensor [n, …] or several by name.
+        y: Their targets, [n, …].
+        task: What the federation trains for; of a classification, all classes count, also those not held here.
         model: Builds a fresh model.
         dtype: The type of the models.
+
+    >>> from torch import nn
+    >>> from fedunfold.tasks import survival
+    >>> x, y = torch.zeros(3, 8), torch.tensor([[5.0, 1.0], [7.0, 0.0], [2.0, 1.0]])
+    >>> LocalClient("hospital-a", x, y, survival(), lambda: nn.Linear(8, 1)).register().task
+    'survival:ties=efron'
     """
 
     client_id: str
-    x: Tensor
+    inputs: Inputs
     y: Tensor
-    classes: int
+    task: Task
     model: ModelFactory
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        targets = self.task.check_targets(self.y.numpy(), f"y of client {self.client_id}")
+        object.__setattr__(self, "y", torch.from_numpy(targets))
+        if odd := [len(rows) for rows in tensors(self.inputs) if len(rows) != len(targets)]:
+            raise InputError(f"client {self.client_id} has {odd[0]} samples for {len(targets)} targets; give one each.")
+
+    @torch.no_grad()
     def register(self) -> ClientDescription:
         """What it says of itself once."""
-        counts = torch.bincount(self.y, minlength=self.classes)
-        return ClientDescription(self.client_id, tuple(counts.tolist()), tuple(self.x.shape[1:]))
+        groups = torch.bincount(self.task.groups(self.y), minlength=self.task.num_groups)
+        module, first = seeded(self.model, 0, "shape").to(dtype=self.dtype).eval(), self.y[:1]
+        outputs = call_model(module, cast(take(self.inputs, slice(1)), first.device, self.dtype))
+        statistics = self.task.statistics(self.task.check_outputs(outputs, first), first)
+        counts: tuple[int, ...] = tuple(groups.tolist())
+        return ClientDescription(
+            self.client_id, counts, task_text(self.task), shapes_of(self.inputs), num_statistics=len(statistics)
+        )
 
     def train(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
         """A round of local training from w^(t), or, where it does not train, its losses at w^(t)."""
@@ -81,27 +111,27 @@ class LocalClient:
         return ClientReply({"inner_product": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
 
     def evaluate(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
-        """Mean loss and accuracy of a model on this client's own samples."""
+        """The task's statistics and the mean loss of a model on this client's own samples."""
         federation, request = self._engine(instruction, arrays)
-        (found,) = federation.evaluate([request.model])
-        return ClientReply({"loss": found.loss, "accuracy": found.score}, {})
+        statistics, loss = federation.statistics(request.model)
+        return ClientReply({"loss": loss}, {"statistics": statistics})
 
     def _engine(self, instruction: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
         model = _array(arrays, "model").to(self.dtype)
-        data = FederatedData(
-            (self.client_id,), self.x, self.y, (0, len(self.y)), self.x, self.y, Classification(self.classes)
-        )
-        row = self.x[:1], self.y[:1]  # stands for all of them where nothing is computed
-        env = Environment.from_arrays(
-            {self.client_id: row},
-            row,
+        rows = self.inputs, self.y
+        data = FederatedData((self.client_id,), *rows, (0, len(self.y)), *rows, self.task)
+        probability = 1.0 if instruction.trains else 0.0
+        env = Environment(
+            name=self.client_id,
             rounds=instruction.round + 1,
-            participation_probability=1.0 if instruction.trains else 0.0,
-            classes=self.classes,
-            **instruction.model_dump(include={"seed", "lr", "batch_size", "epochs"}),
+            task=self.task,
+            data=MemorySource(data=data),
+            partition=GivenPartition(),
+            clients=(Client(key=self.client_id, epochs=instruction.epochs, participation_probability=probability),),
+            **instruction.model_dump(include={"seed", "lr", "batch_size"}),
         )
-        federation = SimulatedFederation(env, data, model=self.model, dtype=self.dtype)
-        return federation, instruction.request(model, arrays.get("class_weights"))
+        federation = SimulatedFederation(env, model=self.model, dtype=self.dtype)
+        return federation, instruction.request(model, arrays)
 
 
 def _array(arrays: Arrays, name: str) -> Tensor:

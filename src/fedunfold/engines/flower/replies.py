@@ -18,7 +18,6 @@ from fedunfold.engines.flower.schema import Arrays, ClientReply, MessageType
 FIXED: Mapping[MessageType, tuple[tuple[str, ...], frozenset[str]]] = {
     "vjp": (("adjoint",), frozenset()),
     "outer_loss": (("gradient",), frozenset({"outer_loss"})),
-    "evaluate": ((), frozenset({"loss", "accuracy"})),
     "inner_products": ((), frozenset({"inner_product"})),
 }
 """Arrays and numbers of replies that have the same ones whatever the round requires."""
@@ -32,11 +31,13 @@ class ExpectedReply:
         arrays: Arrays of the names, shapes and types that its own must have.
         numbers: Names of its numbers.
         may_be_nan: Those of them that an absent client has no value for.
+        least_loss: What a loss is never below.
     """
 
     arrays: Arrays
     numbers: frozenset[str] = frozenset()
     may_be_nan: frozenset[str] = frozenset()
+    least_loss: float = 0.0
 
     def check(self, reply: ClientReply) -> ClientReply:
         """The reply, if it has exactly these arrays and numbers, and all of them are possible."""
@@ -45,41 +46,56 @@ class ExpectedReply:
         for name, like in self.arrays.items():
             array = reply.arrays[name]
             if array.shape != like.shape or array.dtype != like.dtype:
-                raise InputError(f"has '{name}' of shape {list(array.shape)} and type {array.dtype}, not as the model")
+                raise InputError(
+                    f"has '{name}' of shape {list(array.shape)} and type {array.dtype} in place of {list(like.shape)} "
+                    f"and {like.dtype}"
+                )
             if like.is_floating_point() and not is_usable(array[None]):
                 raise InputError(f"{NOT_USABLE} in '{name}'")
         if set(reply.metrics) != self.numbers:
             raise InputError(f"has numbers {_names(reply.metrics)} in place of {_names(self.numbers)}")
         for name, value in reply.metrics.items():
-            if not (is_possible(name, value) or (name in self.may_be_nan and math.isnan(value))):
+            if not (is_possible(name, value, self.least_loss) or (name in self.may_be_nan and math.isnan(value))):
                 raise InputError(f"has {value} for '{name}'")
         return reply
 
 
-def expected_reply(message_type: MessageType, request: TrainRequest, *, trains: bool) -> ExpectedReply:
+def expected_reply(
+    message_type: MessageType,
+    request: TrainRequest,
+    *,
+    trains: bool,
+    least_loss: float = 0.0,
+    num_statistics: int = 0,
+) -> ExpectedReply:
     """What a client has to reply with.
 
     Args:
         message_type: What it was sent.
         request: What is requested of the round.
         trains: Whether it trains in it, or counts as absent.
+        least_loss: What a loss is never below.
+        num_statistics: How many statistics the test of a model has.
     """
     model = request.model
+    if message_type == "evaluate":
+        statistics = torch.empty(num_statistics, dtype=torch.float64)
+        return ExpectedReply({"statistics": statistics}, frozenset({"loss"}), least_loss=least_loss)
     if message_type in FIXED:
         fixed, numbers = FIXED[message_type]
-        return ExpectedReply(dict.fromkeys(fixed, model), numbers)
+        return ExpectedReply(dict.fromkeys(fixed, model), numbers, least_loss=least_loss)
     numbers = frozenset({"outer_loss", *request.required_metrics}) - {"gradients"}
     may_be_nan = frozenset[str]() if trains else frozenset({"accuracy"})
     names = {"updates", *request.required_metrics & {"gradients"}} if trains else set()
     if request.outer_along_path is not None and (request.path_gradient or not trains):
         names.add("outer_gradient")
     arrays = dict.fromkeys(() if message_type == "measure" else names, model)
-    return ExpectedReply(arrays, numbers, may_be_nan)
+    return ExpectedReply(arrays, numbers, may_be_nan, least_loss)
 
 
-def is_possible(name: str, value: float) -> bool:
-    """Whether a client can mean it: losses are not negative, an accuracy lies between 0 and 1, all are finite."""
-    lowest = -math.inf if name == "inner_product" else 0
+def is_possible(name: str, value: float, least_loss: float = 0.0) -> bool:
+    """Whether a client can mean it: losses have a lower bound, an accuracy lies between 0 and 1, all are finite."""
+    lowest = {"inner_product": -math.inf, "accuracy": 0.0}.get(name, least_loss)
     return math.isfinite(value) and lowest <= value <= (1 if name == "accuracy" else math.inf)
 
 

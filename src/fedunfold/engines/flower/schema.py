@@ -1,7 +1,7 @@
 """What is sent to one client and what it replies, in plain values: no network here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,17 +11,23 @@ from torch import Tensor
 from fedunfold.config import Environment
 from fedunfold.config.fields import BatchSize
 from fedunfold.core.errors import InputError
+from fedunfold.core.inputs import Inputs
 from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
 from fedunfold.core.registry import Registry
 from fedunfold.core.settings import Count, Natural, Settings, shown
+from fedunfold.core.task import Task
 from fedunfold.io.limits import EPOCHS, ROUNDS
 
 MessageType = Literal["register", "train", "vjp", "outer_loss", "evaluate", "measure", "inner_products"]
 SumStage = Literal["advertise", "share", "mask", "unmask"]
 Arrays = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of a sample in each of a model's inputs; the name of an only one is empty."""
 Kind = TypeVar("Kind", bound=Part)
 
+EXTRA = "extra:"
+"""What the names of a local optimiser's vectors come after in a message."""
 OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
 """What an instruction says as the `TrainRequest` that it is made of does."""
 
@@ -98,16 +104,17 @@ class TrainInstruction(Settings):
         metrics = tuple(sorted(request.required_metrics))
         return cls(**common, required_metrics=metrics, seed=env.seed, lr=env.lr, batch_size=env.batch_size, **own)
 
-    def request(self, model: Tensor, class_weights: Tensor | None) -> TrainRequest:
+    def request(self, model: Tensor, arrays: Arrays) -> TrainRequest:
         """The request again, for this client alone.
 
         Args:
             model: w^(t).
-            class_weights: Of the outer loss, where it balances classes.
+            arrays: What came with the instruction.
         """
         common = {name: getattr(self, name) for name in OF_REQUEST}
-        scales = Broadcast(self.step_scale, self.update_scale, class_weights)
-        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=scales, **common)
+        extras = {name.removeprefix(EXTRA): array for name, array in arrays.items() if name.startswith(EXTRA)}
+        sent = Broadcast(self.step_scale, self.update_scale, arrays.get("class_weights"), extras)
+        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=sent, **common)
 
 
 @dataclass(frozen=True)
@@ -116,13 +123,17 @@ class ClientDescription:
 
     Attributes:
         client_id: Its name in the federation.
-        label_counts: How many samples of each class it has.
-        feature_shape: The shape of one sample.
+        label_counts: How many samples of each of the task's groups, the classes, it has; without classes, of all.
+        task: The task's name and settings, as `task_text` writes them.
+        shapes: The shape of a sample.
+        num_statistics: How many statistics it reports where it tests a model.
     """
 
     client_id: str
     label_counts: tuple[int, ...]
-    feature_shape: tuple[int, ...]
+    task: str = ""
+    shapes: Shapes = field(default_factory=dict)
+    num_statistics: int = 0
 
     @property
     def num_examples(self) -> int:
@@ -141,3 +152,25 @@ class ClientReply:
 
     metrics: Mapping[str, float]
     arrays: Arrays
+
+
+def task_text(task: Task) -> str:
+    """A task in one line, by which it is compared: its name and settings.
+
+    >>> from fedunfold.tasks import regression
+    >>> task_text(regression("huber"))
+    'regression:loss=huber,delta=1.0,outputs=1'
+    """
+    settings = [f"{key}={value}" for key, value in task.describe().items() if key != "name"]
+    return ":".join(filter(None, [task.name, ",".join(settings)]))
+
+
+def shapes_of(inputs: Inputs) -> Shapes:
+    """The shape of a sample."""
+    named = {"": inputs} if isinstance(inputs, Tensor) else inputs
+    return {name: tuple(rows.shape[1:]) for name, rows in named.items()}
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """Shapes in a message: of the only input, or of each by its name."""
+    return ", ".join(f"{list(shape)} for '{name}'" if name else str(list(shape)) for name, shape in shapes.items())

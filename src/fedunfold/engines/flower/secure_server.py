@@ -6,6 +6,7 @@
 | gradient of Θ   | ⟨λ, Δ_k⟩ from the Δ_k it has    | the numbers ⟨λ, Δ_k⟩, by the clients            |
 | adjoint         | every client's part           | their secure sum                               |
 | outer gradients | every client's                | their secure sum                               |
+| statistics      | every client's                | their secure sum                               |
 
 Clients repeat the round from its seed for every message about it, and store nothing of it.
 """
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, OuterLossResult, OuterTerms, TrainRequest
-from fedunfold.engines.flower.replies import expected_reply
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.secagg.protocol import SummedMessage
 from fedunfold.engines.flower.secagg.server import Exchange, SumProtocol, SumResult, SumTerm
@@ -31,6 +31,7 @@ UPDATE: Term = ("train", "updates")
 ADJOINT: Term = ("vjp", "adjoint")
 OUTER_GRADIENT: Term = ("train", "outer_gradient")
 FINAL_GRADIENT: Term = ("outer_loss", "gradient")
+STATISTICS: Term = ("evaluate", "statistics")
 
 
 class SecureTransport(Transport, Protocol):
@@ -75,6 +76,7 @@ class SecureFederation(RemoteFederation):
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
         _refuse_single_vectors(request)
+        self.task.check_metrics(request.required_metrics)
         recipients, rejected = self._recipients(request), dict[str, str]()
         along_path, gradient = request.outer_along_path is not None, None
         replies: Mapping[str, ClientReply]
@@ -110,6 +112,13 @@ class SecureFederation(RemoteFederation):
         loss = sum(reply.metrics["outer_loss"] for reply in found.replies.values())
         return OuterLossResult(loss, self._vector(found))
 
+    def _statistics(self, request: TrainRequest) -> tuple[Tensor, Mapping[str, ClientReply]]:
+        # Sums over rows become sums of means, of the size that a secure sum has room for.
+        rows = int(self._num_examples.sum())
+        terms, weights = dict.fromkeys(self._client_ids, STATISTICS), dict.fromkeys(self._client_ids, 1 / rows)
+        found = self._sum(request, terms, weights=weights, length=self._num_statistics)
+        return torch.from_numpy(found.total) * rows, found.replies
+
     # --- sums --------------------------------------------------------------------------------------------
 
     def _sum(
@@ -119,16 +128,17 @@ class SecureFederation(RemoteFederation):
         *,
         weights: Mapping[str, float] | None = None,
         adjoints: Mapping[str, Tensor] | None = None,
+        length: int | None = None,
     ) -> SumResult:
-        """The sum over clients of what each is to compute, times its weight."""
-        masked = {"masked": torch.empty(len(request.model), dtype=torch.int64)}
+        """The sum over clients of what each is to compute, times its weight; of the model's length, or of another."""
+        masked = {"masked": torch.empty(length or len(request.model), dtype=torch.int64)}
         # All terms of a sum belong to a round, or all to the final evaluation.
         first, _ = next(iter(terms.values()), OUTER_GRADIENT)
         messages = self._messages(first, request, list(terms), adjoints)
         parts = {}
         for client_id, (message_type, array) in terms.items():
             instruction, arrays = messages[client_id]
-            expected = replace(expected_reply(message_type, request, trains=instruction.trains), arrays=masked)
+            expected = replace(self._expected(message_type, request, trains=instruction.trains), arrays=masked)
             weight = (weights or {}).get(client_id, 1.0)
             parts[client_id] = SumTerm(message_type, array, instruction, arrays, expected.check, weight)
         return SumProtocol(self._exchange, self.failures, f"round {request.round}").run(parts)

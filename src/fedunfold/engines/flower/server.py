@@ -8,7 +8,7 @@ client that does not answer in time, or whose reply cannot be used, is absent in
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,20 @@ from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, Outer
 from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
+from fedunfold.core.task import Task
 from fedunfold.engines.flower.failures import Failures
-from fedunfold.engines.flower.replies import expected_reply, merge_replies, sum_vectors
-from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
+from fedunfold.engines.flower.replies import ExpectedReply, expected_reply, merge_replies, sum_vectors
+from fedunfold.engines.flower.schema import (
+    EXTRA,
+    Arrays,
+    ClientDescription,
+    ClientReply,
+    MessageType,
+    TrainInstruction,
+    shapes_text,
+    task_text,
+)
+from fedunfold.engines.simulation.evaluation import evaluation_of
 from fedunfold.local import sgd
 
 log = logging.getLogger("fedunfold")
@@ -48,7 +59,7 @@ class Transport(Protocol):
 class RemoteFederation:
     """Clients behind a transport, in the environment's order.
 
-    Its data are not looked at: every client has its own.
+    Its data are not looked at where it names its task: every client has its own.
 
     Args:
         transport: Carries messages to them.
@@ -60,6 +71,7 @@ class RemoteFederation:
 
     Attributes:
         environment: As given.
+        task: What models are trained for: the environment's task, or that of its data.
         lr: η, the clients' learning rate.
         failures: What went wrong with clients so far.
         clients: All K clients.
@@ -79,10 +91,13 @@ class RemoteFederation:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.environment, self.lr = environment, environment.lr
+        self.task = environment.task or environment.load().task
         self.failures = Failures()
         self.layout = ParamLayout.of(seeded(model, environment.seed, "shape"))
         self._transport, self._model, self._evaluate, self._dtype = transport, model, evaluate, dtype
-        self.clients: Sequence[ClientInfo] = _registered_clients(transport, environment)
+        found = _registered_clients(transport, environment, self.task)
+        self.clients: Sequence[ClientInfo] = [ClientInfo(d.client_id, d.num_examples, d.label_counts) for d in found]
+        self._num_statistics = found[0].num_statistics
         self._sizes = {client.client_id: client.num_examples for client in self.clients}
         self._client_ids, self._num_examples = tuple(self._sizes), np.array(list(self._sizes.values()))
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
@@ -107,7 +122,7 @@ class RemoteFederation:
         return [self._outer_loss(request) for request in requests]
 
     def evaluate(self, models: Sequence[Tensor]) -> Sequence[Evaluation]:
-        """Accuracy and loss of every model, on the test set or on the clients' own samples."""
+        """Metrics and loss of every model, on the test set or on the clients' own samples."""
         if self._evaluate is not None:
             return self._evaluate(models)
         return [self._evaluate_by_clients(model) for model in models]
@@ -115,6 +130,7 @@ class RemoteFederation:
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
+        self.task.check_metrics(request.required_metrics)
         rejected: dict[str, str] = {}
         replies = self._request("train", request, self._recipients(request), rejected=rejected)
         return self._merge(request, replies, rejected)
@@ -135,13 +151,19 @@ class RemoteFederation:
         return OuterLossResult(sum(reply.metrics["outer_loss"] for reply in replies.values()), gradient)
 
     def _evaluate_by_clients(self, model: Tensor) -> Evaluation:
-        """Mean over all samples of the clients that answer; NaN where none does."""
-        replies = self._request("evaluate", TrainRequest("evaluation", 0, model, sgd()), self._client_ids)
+        """The metrics of all samples of the clients that answer, and their mean loss; NaN where none does."""
+        statistics, replies = self._statistics(TrainRequest("evaluation", 0, model, sgd()))
         if not replies:
             return Evaluation(math.nan, math.nan)
         sizes = [self._sizes[client_id] for client_id in replies]
-        found = [[reply.metrics["accuracy"], reply.metrics["loss"]] for reply in replies.values()]
-        return Evaluation(*np.average(found, axis=0, weights=sizes).tolist())
+        loss = np.average([reply.metrics["loss"] for reply in replies.values()], weights=sizes)
+        return evaluation_of(self.task, statistics, float(loss))
+
+    def _statistics(self, request: TrainRequest) -> tuple[Tensor, Mapping[str, ClientReply]]:
+        """The sum of the clients' statistics of a model, and the replies of those that entered it."""
+        replies = self._request("evaluate", request, self._client_ids)
+        found = [reply.arrays["statistics"] for reply in replies.values()]
+        return sum_vectors(found, torch.zeros(self._num_statistics, dtype=torch.float64)), replies
 
     def _merge(
         self, request: TrainRequest, replies: Mapping[str, ClientReply], rejected: Mapping[str, str]
@@ -188,11 +210,15 @@ class RemoteFederation:
         messages = self._messages(message_type, request, client_ids, adjoints)
 
         def read(reply: ClientReply, client_id: str) -> ClientReply:
-            return expected_reply(message_type, request, trains=messages[client_id][0].trains).check(reply)
+            return self._expected(message_type, request, trains=messages[client_id][0].trains).check(reply)
 
         replies = self._transport.send_and_receive(message_type, messages)
         about = f"{message_type} in round {request.round}"
         return self.failures.accept_replies(replies, client_ids, about, read, rejected)
+
+    def _expected(self, message_type: MessageType, request: TrainRequest, *, trains: bool) -> ExpectedReply:
+        bounds: dict[str, Any] = {"least_loss": self.task.least_loss, "num_statistics": self._num_statistics}
+        return expected_reply(message_type, request, trains=trains, **bounds)
 
     def _messages(
         self,
@@ -209,9 +235,12 @@ class RemoteFederation:
         steps = np.where(participation.participating, self._num_steps(request.round), 0)
         step_scales, update_scales = request.optimizer.scales(sizes, steps, env.lr)
         shared: dict[str, Tensor] = {"model": request.model}
-        weights = None if request.outer is None else request.outer.class_weights(self._label_counts)
+        balancing = request.outer if self.task.num_groups > 1 else None
+        weights = None if balancing is None else balancing.class_weights(self._label_counts)
         if weights is not None:
             shared["class_weights"] = weights.to(self._dtype)
+        if request.broadcast is not None:
+            shared |= {f"{EXTRA}{name}": vector for name, vector in request.broadcast.extras.items()}
         messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
@@ -238,18 +267,29 @@ class RemoteFederation:
             log.warning("round %d: the adjoint is computed without %s", request.round, ", ".join(missing))
 
 
-def _registered_clients(transport: Transport, environment: Environment) -> tuple[ClientInfo, ...]:
-    """The environment's clients as they described themselves; all of them have the same kind of data."""
+def _registered_clients(transport: Transport, environment: Environment, task: Task) -> list[ClientDescription]:
+    """The environment's clients as they described themselves: all have its task, and the same kind of data."""
     found = {entry.client_id: entry for entry in transport.registrations()}
     expected = [client.key for client in environment.clients]
     if missing := [client_id for client_id in expected if client_id not in found]:
         raise FederationError(f"client '{missing[0]}' has not registered; start it, or take it out of the environment.")
-    first = found[expected[0]]
-    for other in (found[client_id] for client_id in expected):
-        if (other.feature_shape, len(other.label_counts)) != (first.feature_shape, len(first.label_counts)):
+    clients, text = [found[client_id] for client_id in expected], task_text(task)
+    first = clients[0]
+    for other in clients:
+        if other.task != text:
             raise InputError(
-                f"client {other.client_id} has rows of shape {list(other.feature_shape)} and "
-                f"{len(other.label_counts)} classes, {first.client_id} has {list(first.feature_shape)} and "
-                f"{len(first.label_counts)}; make them alike."
+                f"client {other.client_id} has the task {other.task or '(none)'}, the server has {text}; "
+                "make them alike."
             )
-    return tuple(ClientInfo(key, found[key].num_examples, found[key].label_counts) for key in expected)
+        if other.shapes != first.shapes:
+            raise InputError(
+                f"client {other.client_id} has rows of shape {shapes_text(other.shapes)}, {first.client_id} has "
+                f"{shapes_text(first.shapes)}; make them alike."
+            )
+        counted = len(other.label_counts), other.num_statistics
+        if counted != (task.num_groups, first.num_statistics):
+            raise InputError(
+                f"client {other.client_id} has {counted[0]} classes and {counted[1]} statistics for the task {text}, "
+                f"where {task.num_groups} and {first.num_statistics} are expected; install the same version everywhere."
+            )
+    return clients

@@ -25,10 +25,13 @@ from fedunfold.core.settings import shown
 from fedunfold.data.npz import read_header
 from fedunfold.engines.flower import schema
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, TrainInstruction
-from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES
+from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES, STATISTICS
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 INSTRUCTION = "instruction"
+SHAPE = "shape:"
+"""What the names of inputs come after in a registration."""
+TASK_LENGTH = 1000
 Shape = tuple[int, ...]
 
 
@@ -77,8 +80,10 @@ def registration_record(description: ClientDescription) -> RecordDict:
     fields: dict[str, Any] = {
         "client-id": description.client_id,
         "label-counts": list(description.label_counts),
-        "feature-shape": list(description.feature_shape),
+        "task": description.task,
+        "statistics": description.num_statistics,
     }
+    fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
     return RecordDict({CONFIG: ConfigRecord(fields)})
 
 
@@ -88,18 +93,24 @@ def read_registration(record: RecordDict) -> ClientDescription:
     name = config.get("client-id")
     if not (isinstance(name, str) and KEY.fullmatch(name)):
         raise InputError(f"a client registers with the id {shown(name)}; give it one of letters, digits, . - and _.")
-    counts, shape = (_whole_numbers(config.get(field), field, name) for field in ("label-counts", "feature-shape"))
-    if len(counts) < 2:
-        raise InputError(f"client {name} registers {len(counts)} classes; a classifier needs at least 2.")
+    counts = _whole_numbers(config.get("label-counts"), "label-counts", name)
     CLASSES.check(len(counts), f"client {name} registers too many classes: ")
     if sum(counts) < 1:
         raise InputError(f"client {name} registers without samples; it needs at least 1.")
     CLIENT_SAMPLES.check(sum(counts), f"client {name} registers too many samples: ")
-    DIMENSIONS.check(len(shape), f"client {name} registers samples of too many dimensions: ")
-    if math.prod(shape) < 1:
-        raise InputError(f"client {name} registers samples of shape {shown(shape)}.")
-    FEATURES.check(math.prod(shape), f"client {name} registers too large samples: ")
-    return ClientDescription(name, counts, shape)
+    fields = {key.removeprefix(SHAPE): value for key, value in config.items() if key.startswith(SHAPE)}
+    shapes = {key: _whole_numbers(value, "shapes", name) for key, value in fields.items()}
+    for shape in shapes.values():
+        DIMENSIONS.check(len(shape), f"client {name} registers samples of too many dimensions: ")
+        if math.prod(shape) < 1:
+            raise InputError(f"client {name} registers samples of shape {shown(shape)}.")
+    FEATURES.check(sum(map(math.prod, shapes.values())), f"client {name} registers too large samples: ")
+    (statistics,) = _whole_numbers([config.get("statistics")], "statistics", name)
+    STATISTICS.check(statistics, f"client {name} registers too many statistics: ")
+    task = config.get("task")
+    if not (isinstance(task, str) and len(task) <= TASK_LENGTH and task.isprintable()):
+        raise InputError(f"client {name} registers the task {shown(task)}; give its name and settings in one line.")
+    return ClientDescription(name, counts, task, shapes, statistics)
 
 
 def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:

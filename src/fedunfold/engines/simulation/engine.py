@@ -200,6 +200,13 @@ class SimulatedFederation:
         return self._evaluator.test(torch.stack(list(models)))
 
     @_few_threads
+    def statistics(self, model: Tensor) -> tuple[Tensor, float]:
+        """The task's statistics on the test set [M], which those of other rows are added to, and the mean loss."""
+        self.layout.check(model, "the model")
+        (found,) = self._evaluator.test_statistics(model[None])
+        return found
+
+    @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:
         """The primary metric of one model on each client's own training data, [K]."""
         self.layout.check(model, "the model")
@@ -285,8 +292,7 @@ class SimulatedFederation:
             reporting = np.flatnonzero(context.cohort) if request.absent_loss == "evaluate" else context.clients
             start_loss = torch.from_numpy(self._evaluator.losses_at(context, reporting, per_sample=True))
         if "accuracy" in request.required_metrics:
-            if not self.data.task.is_cross_entropy:
-                raise InputError(f"the rule needs clients' accuracies, which the task {self.data.task.name} has not.")
+            self.data.task.check_metrics(request.required_metrics)
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
             accuracy[clients] = self._evaluator.scores(request.model + result.updates, context.clients)
         if "gradients" in request.required_metrics:

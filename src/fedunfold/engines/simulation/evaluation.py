@@ -231,9 +231,13 @@ class ClientEvaluator:
 
     def test(self, models: Tensor) -> list[Evaluation]:
         """Models [R, d] on the test set."""
+        return [evaluation_of(self._backend.kernel.task, *found) for found in self.test_statistics(models)]
+
+    def test_statistics(self, models: Tensor) -> list[tuple[Tensor, float]]:
+        """The task's statistics on the test set [M] and the mean loss, for each of some models [R, d]."""
         sums, losses = self._test.all_statistics(models)
         found = torch.cat([sums, losses[:, None]], 1).cpu()  # all that is waited for
-        return [evaluation_of(self._backend.kernel.task, row[:-1], float(row[-1])) for row in found]
+        return [(row[:-1], float(row[-1])) for row in found]
 
     def class_weights(self, request: TrainRequest) -> Tensor | None:
         """Those of the outer loss [C], the server's where it sends them."""

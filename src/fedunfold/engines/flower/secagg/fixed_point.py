@@ -30,7 +30,7 @@ def encode(vector: np.ndarray, members: int) -> np.ndarray:
     if not bool(np.all(np.abs(values) <= BOUND)):  # a NaN is not <= either
         raise InputError(
             f"a vector to be added up has a number that is not finite or beyond ±{BOUND:g}; lower the learning rate, "
-            "or scale the features."
+            "or scale the features or the targets."
         )
     return np.rint(np.ldexp(values, fraction_bits(members))).astype(np.int64).view(np.uint64)
 

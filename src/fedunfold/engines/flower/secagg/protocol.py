@@ -18,7 +18,7 @@ from fedunfold.engines.flower.wire import entry
 RECORD = "sum"
 MIN_CLIENTS = 2
 """Clients that a sum has at least: the sum of one is that one's vector."""
-SummedMessage = Literal["train", "vjp", "outer_loss"]
+SummedMessage = Literal["train", "vjp", "outer_loss", "evaluate"]
 """Messages whose replies have a vector that can be added up."""
 Payload = TypeVar("Payload", bound=Settings)
 
