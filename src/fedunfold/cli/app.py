@@ -12,6 +12,7 @@ from fedunfold.cli.data import app as data
 from fedunfold.cli.env import app as environments
 from fedunfold.cli.export import export
 from fedunfold.cli.learn import learn
+from fedunfold.cli.predict import predict
 from fedunfold.cli.repeat import repeat
 from fedunfold.cli.report import report
 from fedunfold.cli.reproduce import reproduce
@@ -43,6 +44,7 @@ app.example("fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
 app.example("fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
 app.example("fedunfold report runs/demo")(report)
 app.example("fedunfold export runs/digits --to onnx")(export)
+app.example("fedunfold predict runs/sites new-patients.csv --out predictions.csv")(predict)
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")

@@ -283,3 +283,34 @@ def _notes(texts: Mapping[str, list[str]], missing: Mapping[str, int], scaling: 
     if scaling == "standard" and numbers:
         notes.append("numbers were standardised with mean and deviation of all clients' training rows.")
     return notes
+
+
+def encode_new_rows(table: Table, recipe: Recipe) -> tuple[NDArray[np.float32], list[str]]:
+    """Features of rows that were not there when the recipe was made.
+
+    Args:
+        table: The rows; columns that the recipe does not know are left out.
+        recipe: An entry for each feature, as `encode` made them.
+
+    Returns:
+        The features, [rows, features], and what to know of them: texts that no training row had.
+
+    Raises:
+        InputError: A column is missing, or a cell is no number where the training rows have numbers.
+    """
+    names = list(dict.fromkeys(entry["column"] for entry in recipe))
+    for name in names:
+        if name not in table.columns:
+            raise InputError(f"{table.name} has no column {name}, which the model was trained on; add it.")
+    known: dict[str, set[str]] = {}
+    for entry in recipe:
+        if "is" in entry:
+            known.setdefault(entry["column"], set()).add(entry["is"])
+    rows = _read(table, names, (), known)
+    notes = []
+    for name, texts in known.items():
+        strange = rows[name][rows[name].notna() & ~rows[name].isin(texts)]
+        if len(strange):
+            first = f"{strange.iloc[0]!r} in line {strange.index[0]}"
+            notes.append(f"column {name}: {len(strange)} cells have a text that no training row had, such as {first}.")
+    return apply_recipe(recipe, rows), notes
