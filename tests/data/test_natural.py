@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,6 +17,16 @@ from fedunfold.core.errors import InputError
 from fedunfold.data import FederatedData
 from fedunfold.data.natural.shakespeare import VOCABULARY, read_speeches
 
+NAMES = (
+    "breast-cancer-sites",
+    "diabetes-sites",
+    "heart-disease",
+    "shakespeare",
+    "tcga-brca",
+    "vowel",
+    "wisdm",
+    "wisdm-sampled",
+)
 FOLDER = Path(os.environ.get("FEDUNFOLD_DATA") or "no-data-folder") / "natural"
 
 
@@ -177,3 +188,31 @@ def test_training_on_sites_beats_a_constant(name: str) -> None:
         assert metrics["r2"] > 0.3  # a constant has 0; least squares over all rows 0.5
     else:
         assert metrics["auc"] > 0.95
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundled_one_is_written_and_read_again(name: str) -> None:
+    env = fu.environment(name)
+    assert env.name == name and env.description and env.partition.kind == "given"
+    assert fu.Environment.parse(env.to_toml(), Path(f"{name}.toml")) == env
+
+
+@needs("tcga_brca.csv")
+def test_fedavg_orders_patients_by_risk() -> None:
+    concordance = fu.run("tcga-brca").evaluations[-1].metrics["concordance"]
+    assert concordance > 0.7  # FLamby has .735; chance is .5
+
+
+@needs("wisdm_transformed.arff")
+def test_fedavg_recognises_activities() -> None:
+    accuracy = fu.run(fu.environment("wisdm").replace(rounds=10)).evaluations[-1].metrics["accuracy"]
+    assert accuracy > 0.6  # the most frequent activity has 38 %
+
+
+@needs("shakespeare.txt")
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_weights_are_learned_through_a_recurrent_model(adjoint: Literal["first_order", "exact"]) -> None:
+    env = fu.environment("shakespeare")
+    env = env.replace(rounds=2, clients_per_round=2, model=fu.GruSpec(embedding=4, hidden=(8,)), batch_size=64)
+    learned = fu.learn_weights(env, learning=fu.Learning(iterations=1, adjoint=adjoint), fraction=0.02)
+    assert bool(torch.isfinite(learned.weights).all()) and not torch.equal(learned.history[0], learned.history[1])

@@ -34,23 +34,14 @@ class HeartDiseaseSource(NaturalSource):
     source: Literal["heart-disease"] = "heart-disease"
 
     def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
-        x, y, train, test = [], [], [], []
-        start = 0
-        for hospital in HOSPITALS:
-            features, disease = _read(hospital)
-            own_train, own_test = _split(disease)
-            train.append(start + own_train)
-            test.append(start + own_test)
-            x.append(features)
-            y.append(disease)
-            start += len(disease)
-        scaled, targets, tested = (
-            standardise(np.concatenate(x), np.concatenate(train)),
-            np.concatenate(y),
-            np.concatenate(test),
-        )
-        clients = {key: (scaled[own], targets[own]) for key, own in zip(HOSPITALS, train, strict=True)}
-        return clients, (scaled[tested], targets[tested])
+        tables = [_read(hospital) for hospital in HOSPITALS]
+        starts = np.cumsum([0, *(len(disease) for _, disease in tables[:-1])])
+        splits = [_split(disease) for _, disease in tables]
+        train = [start + own for start, (own, _) in zip(starts, splits, strict=True)]
+        test = np.concatenate([start + own for start, (_, own) in zip(starts, splits, strict=True)])
+        x = standardise(np.concatenate([features for features, _ in tables]), np.concatenate(train))
+        y = np.concatenate([disease for _, disease in tables])
+        return {key: (x[own], y[own]) for key, own in zip(HOSPITALS, train, strict=True)}, (x[test], y[test])
 
 
 def _read(hospital: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
