@@ -57,7 +57,7 @@ def test_a_file_without_inputs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"client a: .*a\.npz has no x, only y"):
         client_from_npz(tmp_path / "a.npz", "a", config)
     np.savez(tmp_path / "a.npz", ids=np.zeros((3, 2)), more=np.zeros(3), y=np.arange(3.0))
-    with pytest.raises(InputError, match="The inputs ids, more need a model of your own"):
+    with pytest.raises(InputError, match="client a: The inputs ids, more need a model of your own"):
         client_from_npz(tmp_path / "a.npz", "a", config)
     np.savez(tmp_path / "a.npz", ids=np.zeros((3, 2)), more=np.zeros(4), y=np.arange(3.0))
     with pytest.raises(InputError, match=r"a\.npz has inputs of different lengths"):

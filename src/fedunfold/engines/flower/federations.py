@@ -155,9 +155,9 @@ def client_from_npz(
         raise InputError(f"client '{client_id}' is not one of this federation's: {', '.join(config.client_ids)}.")
     try:
         inputs, y = _samples(path, config.task)
+        build = model or _default_model(config.model, _stand_in((client_id,), shapes_of(inputs), config.task))
     except InputError as error:
         raise InputError(f"client {client_id}: {error}") from error
-    build = model or _default_model(config.model, _stand_in((client_id,), shapes_of(inputs), config.task))
     return LocalClient(client_id, inputs, y, config.task, build, dtype)
 
 
