@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedunfold.client_scores import HeldOut
 from fedunfold.config import Environment, environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
@@ -119,12 +120,13 @@ def run(
     if chosen.rule is None:
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(environment(env), model=model, device=device_of(device), dtype=dtype)
+    held = HeldOut.of(federation, model, dtype)
     digest = _digest(federation, model)
     _check_fit(chosen.rule, federation, digest)
     parts = {"method": chosen.name, "rule": chosen.rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
     with callback_scope(callback, _described("run", federation, dtype) | parts) as callbacks:
         only = range(trial, trial + 1)
-        (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint)
+        (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint, held)
         last = result.evaluations[-1]
         shown = last.primary.shown(last.score, last.metrics)
         score = {last.primary.name: shown[last.primary.name], "loss": last.loss}
@@ -156,30 +158,6 @@ def trained_module(
     )
     """
     return SimulatedFederation(environment(env), model=model).module(result.model)
-
-
-def client_scores(
-    env: Environment | str | Path, results: Sequence[RunResult], *, model: ModelFactory | None = None
-) -> list[list[float]]:
-    """The primary metric of every run's final model on each client's own training data.
-
-    Args:
-        env: The environment of the runs.
-        results: The runs.
-        model: The function that built their classifier, where it was not the environment's own.
-
-    Returns:
-        Of every run a number for each client; fractions are not in percent.
-
-    >>> import fedunfold as fu
-    >>> result = fu.run("digits-label-skew")
-    >>> len(client_scores("digits-label-skew", [result])[0])
-    5
-    """
-    if not results:
-        return []
-    federation = SimulatedFederation(environment(env), model=model, dtype=results[0].model.dtype)
-    return [federation.client_accuracies(result.model).tolist() for result in results]
 
 
 def compare(
@@ -232,6 +210,7 @@ def compare(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
+    held = HeldOut.of(federation, model, dtype)
     digest = _digest(federation, model)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
@@ -254,7 +233,7 @@ def compare(
             if entry.rule is None:
                 learned = _learn(federation, entry, digest, callbacks, saved("learning"))
                 ready = learned_method(learned, entry.name)  # with the step sizes learned beside the weights
-            runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved)
+            runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved, held)
             results.append(MethodResult(entry.name, runs, learned))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
@@ -283,6 +262,7 @@ def _run_trials(
     digest: str,
     callbacks: CallbackList,
     checkpoint: Callable[[str], Path | None],
+    held: HeldOut | None,
 ) -> tuple[RunResult, ...]:
     """Trials of a method, as many together as the federation says is worth it; checkpoints by the first of them."""
     assert chosen.rule is not None
@@ -306,6 +286,8 @@ def _run_trials(
             checkpoint_seconds=None,
             on_round=report,
         )
+        if held is not None:
+            outcomes = [replace(outcome, held_out=held.scores(outcome)) for outcome in outcomes]
         for trial, outcome in zip(together, outcomes, strict=True):
             callbacks.on_trial_end(chosen.name, trial, len(trials), outcome)
         runs += outcomes

@@ -194,3 +194,16 @@ def test_one_trial_has_no_spread(fedunfold: Command, two_sites: Callable[..., Pa
     env = two_sites()
     assert "±" not in fedunfold("compare", env, "--methods", "fedavg", "--trials", 1).out.splitlines()[-2]
     assert " ± " in fedunfold("compare", env, "--methods", "fedavg", "--trials", 2).out
+
+
+def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites: Federation) -> None:
+    command = ("compare", two_sites(), "--methods", "fedavg", "--trials", 1, "--holdout", 0.25)
+    shown = fedunfold(*command)
+    assert shown.code == 0, shown.err
+    assert "worst" in shown.out and "client" in shown.out
+    (method,) = fedunfold(*command, "--format", "json").json["methods"]
+    held = method["held_out"]
+    assert held["worst"] == min(held["clients"].values()) and held["clients"][held["worst_client"]] == held["worst"]
+    assert "holdout = 0.25" in Path("runs/compare-two-sites/environment.toml").read_text(encoding="utf-8")
+    refused = fedunfold(*command[:-1], 1.5)
+    assert refused.code == 2 and "holdout" in refused.err

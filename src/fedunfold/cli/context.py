@@ -22,8 +22,8 @@ NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "tra
 
 
 def environment_of(name: str, options: RunOptions) -> Environment:
-    """The environment of that name, with the seed and the rounds of the command line."""
-    given = {"seed": options.seed, "rounds": options.rounds}
+    """The environment of that name, with the seed, the rounds and the holdout of the command line."""
+    given = {"seed": options.seed, "rounds": options.rounds, "holdout": options.holdout}
     changes = {field: value for field, value in given.items() if value is not None}
     found = environment(name)
     return found.replace(**changes) if changes else found

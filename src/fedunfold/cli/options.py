@@ -62,6 +62,7 @@ class RunOptions:
         overwrite: Replace the run that the folder holds already.
         seed: Randomness of training; who holds which data does not change.
         rounds: Rounds T, instead of the environment's.
+        holdout: Part of every client's rows that it does not train on but is tested on by itself.
         dtype: Floating-point type of the models.
         track: Follow the run also in tensorboard[:DIR] or mlflow[:FILE or address]; may be given twice.
         threads: Threads for large steps (small ones take one); by default torch's number.
@@ -74,6 +75,7 @@ class RunOptions:
     output: Format = "text"
     seed: Annotated[int | None, typer.Option(min=0)] = None
     rounds: int | None = None
+    holdout: Annotated[float | None, typer.Option(metavar="FRACTION")] = None
     device: Device = "cpu"
     dtype: Precision = "float32"
     track: Annotated[list[str] | None, typer.Option(metavar="WHERE")] = None

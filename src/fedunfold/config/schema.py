@@ -53,6 +53,7 @@ class Environment(Settings):
         seed: Randomness of training; who holds which data does not depend on it.
         clients_per_round: How many clients are drawn each round; all of them when None.
         client_sampler: How they are drawn.
+        holdout: The part of its rows that every client keeps from training and is tested on by itself.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         task: What a model is trained for; without it, classification of as many classes as there are labels.
@@ -76,6 +77,7 @@ class Environment(Settings):
     seed: Natural = 0
     clients_per_round: Count | None = None
     client_sampler: SamplerName = "uniform"
+    holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: TaskField | None = None
@@ -295,8 +297,16 @@ class Environment(Settings):
         return str(c) if self.class_names is None else self.class_names[c]
 
     def load(self) -> FederatedData:
-        """The clients' data and the test set, read once."""
-        return self._loaded
+        """The clients' data and the test set, read once; without what clients hold out."""
+        return self._loaded if self.holdout is None else self._parts[0]
+
+    def load_held_out(self) -> FederatedData | None:
+        """What the clients hold out; None where they hold out nothing."""
+        return None if self.holdout is None else self._parts[1]
+
+    @cached_property
+    def _parts(self) -> tuple[FederatedData, FederatedData]:
+        return self._loaded.split(self.holdout or 0.0)
 
     @cached_property  # not a private field: two environments are equal whether or not they were loaded
     def _loaded(self) -> FederatedData:

@@ -1,6 +1,7 @@
 """What a federated run leaves behind in memory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ class RunResult:
         evaluations: The test after every round.
         rejected: Clients whose updates were rejected.
         warnings: What else is odd, a line each.
+        held_out: The primary metric of the final model on what each client held out, by client; empty where they held
+            out nothing.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "uniform-fedavg")
@@ -31,6 +34,7 @@ class RunResult:
     evaluations: tuple[Evaluation, ...]
     rejected: tuple[RejectedUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
+    held_out: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         (rounds, clients), primary = self.weights.shape, self.evaluations[-1].primary

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -228,6 +229,44 @@ class FederatedData:
         if not bool(test.any()):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
         return replace(self._with_rows(train), test_inputs=take(in_memory(self.inputs), test), y_test=self.y[test])
+
+    def split(self, fraction: float, seed: int = 0) -> tuple["FederatedData", "FederatedData"]:
+        """Part every client's rows in two: what it trains on, and what it is tested on by itself.
+
+        Args:
+            fraction: The part of each client's rows in the second, rounded; at least one row is in either.
+            seed: Draws them, by client.
+
+        Returns:
+            Two federations of the same clients and the same test set.
+
+        Raises:
+            InputError: A client has a single row.
+        """
+        kept, held = [], []
+        for key, start, size in zip(self.keys, self.offsets, self.sizes, strict=False):
+            if size < 2:
+                raise InputError(f"Client {key} has a single row, of which none can be held out; leave the client out.")
+            count = min(max(1, math.floor(round(fraction * size, 9) + 0.5)), size - 1)
+            rows = start + generator(seed, "holdout", key).permutation(size)
+            held.append(np.sort(rows[:count]))
+            kept.append(np.sort(rows[count:]))
+        return self._with_rows(kept), self._with_rows(held)
+
+    def without(self, key: str) -> "FederatedData":
+        """Leave a client out, and make its rows the test set.
+
+        Args:
+            key: The client.
+
+        Returns:
+            The federation of the others.
+        """
+        k, spans = self.keys.index(key), list(pairwise(self.offsets))
+        own = slice(*spans.pop(k))
+        keys = (*self.keys[:k], *self.keys[k + 1 :])
+        others = replace(self._with_rows([np.arange(*span) for span in spans]), keys=keys)
+        return replace(others, test_inputs=take(self.inputs, own), y_test=self.y[own])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""

@@ -18,7 +18,8 @@ SAME_PART = 0.0005  # the part of any other score
 
 def findings(group: Group) -> list[str]:
     """Everything worth saying about runs of one federation, the outcome first."""
-    found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_served(group)]
+    found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_held_out(group)]
+    found += _served(group)
     for run in group.runs:
         for name in run.learned:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
@@ -146,6 +147,21 @@ def _classes(group: Group) -> Iterator[str]:
         most += [(int(np.nanargmin(change)), "loses")] if losses else []
         parts = [f"class {group.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
         yield f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
+
+
+def _held_out(group: Group) -> Iterator[str]:
+    """How the final models do on what clients held out."""
+    primary = group.primary
+    for method in group.methods:
+        if method.held_out is None or np.isnan(method.held_out).all():
+            continue
+        means = method.held_out.mean(0)
+        worst = int(np.nanargmin(means) if primary.greater_is_better else np.nanargmax(means))
+        mean, low = (f"{primary.text(float(value))}{primary.unit()}" for value in (np.nanmean(means), means[worst]))
+        yield (
+            f"with {method.label}, the mean of the clients' {primary.label} on what they held out is {mean}, and the "
+            f"worst {low} at {group.clients[worst]}."
+        )
 
 
 def _served(group: Group) -> Iterator[str]:

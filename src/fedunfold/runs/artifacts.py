@@ -9,7 +9,8 @@ from typing import Any
 from safetensors.torch import save as serialize
 
 from fedunfold import plotting
-from fedunfold.api import client_scores, trained_module
+from fedunfold.api import trained_module
+from fedunfold.client_scores import client_scores
 from fedunfold.config import Environment
 from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
@@ -104,4 +105,6 @@ def _client_lines(environment: Environment, method: str, results: Sequence[RunRe
     """The primary metric of the final models on each client's own training data, fractions in percent."""
     for trial, scores in enumerate(client_scores(environment, results)):
         factor = results[trial].evaluations[-1].primary.factor()
-        yield {"method": method, "trial": trial, "client_scores": [finite(factor * score) for score in scores]}
+        line = {"method": method, "trial": trial, "client_scores": [finite(factor * score) for score in scores]}
+        held = results[trial].held_out.values()
+        yield line | ({"held_out": [finite(factor * score) for score in held]} if held else {})

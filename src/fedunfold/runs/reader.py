@@ -230,9 +230,9 @@ def _read_methods(folder: Path, federation: schema.FederationRecord, primary: st
         if primary not in line.metrics:
             raise DamagedRunError(file, f"is damaged: it has no {plain(primary)}", number)
         rounds.append(line)
-    served: dict[str, list[tuple[float | None, ...]]] = {}
+    served: dict[str, list[schema.ClientsRecord]] = {}
     for _, end in _read_lines(schema.ClientsRecord, folder / schema.CLIENT_SCORES):
-        served.setdefault(end.method, []).append(end.client_scores)
+        served.setdefault(end.method, []).append(end)
     methods = [
         _join_trials(name, list(trials.values()), served.get(name, []), federation, file, primary)
         for name, trials in lines.items()
@@ -244,7 +244,7 @@ def _read_methods(folder: Path, federation: schema.FederationRecord, primary: st
 def _join_trials(
     name: str,
     trials: Sequence[Sequence[schema.RoundRecord]],
-    served: Sequence[Sequence[float | None]],
+    served: Sequence[schema.ClientsRecord],
     federation: schema.FederationRecord,
     file: Path,
     primary: str,
@@ -257,13 +257,18 @@ def _join_trials(
             scores=np.array([[line.metrics[primary] for line in rounds] for rounds in trials], dtype=np.float64),
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
             weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
-            client_scores=np.array(served, dtype=np.float64),
+            client_scores=np.array([end.client_scores for end in served], dtype=np.float64),
             rejected=_count_rejected(trials),
             metrics={
                 plain(metric): np.array([rounds[-1].metrics.get(metric) for rounds in trials], dtype=np.float64)
                 for metric in trials[0][-1].metrics
             },
         )
+        if served and served[0].held_out is not None:
+            held = np.array([end.held_out for end in served], dtype=np.float64)
+            if held.shape != (len(trials), clients):
+                raise ValueError("numbers of clients differ")
+            method = replace(method, held_out=held)
         expected = (len(trials), clients), (len(trials), classes), (method.scores.shape[1], clients)
         if (method.client_scores.shape, method.class_accuracy.shape, method.weights.shape) != expected:
             raise ValueError("numbers of trials, clients or classes differ")

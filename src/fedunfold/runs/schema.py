@@ -257,11 +257,13 @@ class ClientsRecord(Record):
         trial: Its number, from 0.
         client_scores: The primary metric of the final model on each client's own training data, fractions in percent;
             None where it is not known.
+        held_out: The same on what each client held out, where they did.
     """
 
     method: str
     trial: Natural
     client_scores: tuple[float | None, ...]
+    held_out: tuple[float | None, ...] | None = None
 
 
 # --- what is read from them ----------------------------------------------------------------------------------
@@ -294,6 +296,8 @@ class MethodRecord:
         client_scores: The primary metric of the final models on each client's own training data, [trials, K].
         rejected: The clients whose updates were rejected, the most often rejected first.
         metrics: All metrics of the final models on the test set by name, [trials].
+        held_out: The primary metric of the final models on what each client held out, [trials, K]; None where they held
+            out nothing.
     """
 
     name: str
@@ -303,6 +307,7 @@ class MethodRecord:
     client_scores: Floats
     rejected: tuple[RejectedClient, ...] = ()
     metrics: Mapping[str, Floats] = field(default_factory=dict)
+    held_out: Floats | None = None
 
     @property
     def finals(self) -> Floats:

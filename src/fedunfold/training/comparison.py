@@ -92,6 +92,26 @@ class MethodResult:
         last = [trial.evaluations[-1].class_accuracy.nan_to_num(1) for trial in self.trials]
         return 100 * statistics.fmean(float(each.min()) for each in last) if len(last[0]) else None
 
+    @property
+    def held_out(self) -> dict[str, float | None]:
+        """Mean over the trials of the score on what each client held out, by client, fractions in percent; None where a
+        client's is not known."""
+        each = [trial.held_out for trial in self.trials]
+        return {key: _mean([finite(self.primary.factor() * own[key]) for own in each]) for key in each[0]}
+
+    @property
+    def client_mean(self) -> float | None:
+        """Mean over the clients of the scores on what they held out, of those that are known."""
+        known = [score for score in self.held_out.values() if score is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def worst_client(self) -> tuple[str, float] | None:
+        """The client with the worst score on what it held out, and this score."""
+        known = {key: score for key, score in self.held_out.items() if score is not None}
+        worst = min(known, key=lambda key: self.primary.gain(known[key], over=0), default=None)
+        return None if worst is None else (worst, known[worst])
+
     def __repr__(self) -> str:
         return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, {self.primary.name}={self.spread})"
 
@@ -143,7 +163,8 @@ class Comparison:
     def other_metrics(self) -> dict[str, list[str]]:
         """What stands beside the primary metric in a table, by column: a text for each method.
 
-        The class that fares worst says more than the mean of the classes' accuracies and stands in its place.
+        "mean client" and "worst client" are of the scores on what clients held out, where they did. The class that
+        fares worst says more than the mean of the classes' accuracies and stands in its place.
         """
         if not self.methods:
             return {}
@@ -156,6 +177,11 @@ class Comparison:
         worst = [method.worst_class for method in self.methods]
         if None not in worst:
             columns["worst class (%)"] = [f"{value:.1f}" for value in worst]
+        means, clients = [m.client_mean for m in self.methods], [m.worst_client for m in self.methods]
+        if None not in means:
+            percent = _in_brackets(primary.unit())
+            columns[f"mean client{percent}"] = [primary.text(mean) for mean in means if mean is not None]
+            columns[f"worst client{percent}"] = [f"{primary.text(own[1])} {own[0]}" for own in clients if own]
         return columns
 
     def __repr__(self) -> str:
@@ -181,7 +207,8 @@ class Comparison:
             "trials": self.trials,
             "metric": self.primary.describe(),
             "methods": [
-                {**result.as_row(), "rounds": list(map(finite, result.rounds)), "warnings": result.warnings}
+                {**result.as_row(), **_on_clients(result), "rounds": list(map(finite, result.rounds))}
+                | {"warnings": result.warnings}
                 for result in self.methods
             ],
         }
@@ -191,6 +218,15 @@ def _row(evaluation: Evaluation) -> dict[str, float | None]:
     """The primary metric, the loss, and the other metrics."""
     shown = evaluation.primary.shown(evaluation.score, evaluation.metrics)
     return {evaluation.primary.name: shown.pop(evaluation.primary.name), "loss": evaluation.loss} | shown
+
+
+def _on_clients(result: MethodResult) -> dict[str, Any]:
+    """What clients held out, where they did."""
+    if not result.held_out:
+        return {}
+    worst = result.worst_client
+    summary = {"mean": result.client_mean, "worst": worst and worst[1], "worst_client": worst and worst[0]}
+    return {"held_out": {**summary, "clients": result.held_out}}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
