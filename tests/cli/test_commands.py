@@ -196,7 +196,7 @@ def test_one_trial_has_no_spread(fedunfold: Command, two_sites: Callable[..., Pa
     assert " ± " in fedunfold("compare", env, "--methods", "fedavg", "--trials", 2).out
 
 
-def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites: Federation) -> None:
+def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
     command = ("compare", two_sites(), "--methods", "fedavg", "--trials", 1, "--holdout", 0.25)
     shown = fedunfold(*command)
     assert shown.code == 0, shown.err

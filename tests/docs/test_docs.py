@@ -26,6 +26,7 @@ from fedunfold.cli import main
 from fedunfold.cli.app import app
 from fedunfold.core.parts import AGGREGATORS, CLIENT_SAMPLERS, LOCAL_OPTIMIZERS, OUTER_LOSSES, SERVER_OPTIMIZERS
 from fedunfold.core.registry import Registry
+from fedunfold.core.task import TASKS
 from fedunfold.rules import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,7 @@ REGISTRIES: list[Registry[Any]] = [
     AGGREGATORS,
     OUTER_LOSSES,
     CLIENT_SAMPLERS,
+    TASKS,
 ]
 
 

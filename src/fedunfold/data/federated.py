@@ -266,7 +266,7 @@ class FederatedData:
         own = slice(*spans.pop(k))
         keys = (*self.keys[:k], *self.keys[k + 1 :])
         others = replace(self._with_rows([np.arange(*span) for span in spans]), keys=keys)
-        return replace(others, test_inputs=take(self.inputs, own), y_test=self.y[own])
+        return replace(others, test_inputs=take(in_memory(self.inputs), own), y_test=self.y[own])
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
