@@ -7,6 +7,7 @@ import torch
 
 import fedunfold as fu
 from fedunfold.core.errors import InputError
+from fedunfold.leave_out import leave_one_out, without_client
 from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.runs.reader import read_runs
@@ -73,3 +74,34 @@ def test_a_percentage_is_worst_where_it_is_lowest() -> None:
     scores = method.trials[0].held_out
     assert method.worst_client is not None
     assert method.worst_client[1] == pytest.approx(100 * min(scores.values()))
+
+
+def test_a_client_left_out_is_the_test_set_and_nowhere_else() -> None:
+    env = tiny(clients_per_round=3, participation_probability={"a": 1.0, "b": 0.5, "c": 1.0})
+    rest, whole = without_client(env, "b"), env.load()
+    data = rest.load()
+    assert (data.keys, data.sizes, rest.clients_per_round) == (("a", "c"), (7, 9), 2)
+    assert torch.equal(data.x_test, whole.client(1)[0]) and torch.equal(data.y_test, whole.client(1)[1])
+    assert torch.equal(data.client(1)[0], whole.client(2)[0])
+    assert [client.key for client in rest.clients] == ["a", "c"]
+    for key, only in (("nobody", env), ("a", tiny({"a": 4}))):
+        with pytest.raises(InputError, match=f"client {key} cannot be left out"):
+            without_client(only, key)
+
+
+def test_leaving_out_each_client_in_turn() -> None:
+    env = regression(rounds=2)
+    found = leave_one_out(env, ["fedavg", "uniform-fedavg"], trials=2)
+    whole, own = env.load(), []
+    for trial in range(2):
+        rest = without_client(env, "b")
+        module = fu.trained_module(rest, fu.run(rest, trial=trial))
+        x, y = whole.client(1)
+        own.append((module(x) - y).square().mean().sqrt().item())
+    assert found.scores["fedavg"]["b"] == pytest.approx(sum(own) / 2, rel=1e-5)
+    row = found.as_json()["methods"][0]
+    assert row["worst"] == max(row["left_out"].values()) and row["left_out"][row["worst_client"]] == row["worst"]
+    assert row["rmse_mean"] == pytest.approx(sum(row["left_out"].values()) / 3)
+    lines = repr(found).splitlines()
+    assert lines[0] == "sites: rmse on each client, trained without it, lower is better"
+    assert lines[1].split() == ["method", "mean", "worst", "a", "b", "c"]

@@ -207,3 +207,25 @@ def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites:
     assert "holdout = 0.25" in Path("runs/compare-two-sites/environment.toml").read_text(encoding="utf-8")
     refused = fedunfold(*command[:-1], 1.5)
     assert refused.code == 2 and "holdout" in refused.err
+
+
+def test_each_client_is_left_out_in_turn(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
+    command = (
+        "compare",
+        two_sites(),
+        "--methods",
+        "fedavg,duw-fedavg",
+        "--trials",
+        2,
+        "--iterations",
+        1,
+        "--leave-out",
+    )
+    shown = fedunfold(*command)
+    assert shown.code == 0, shown.err
+    assert "trained without it" in " ".join(shown.out.split()) and shown.out.endswith("runs/compare-two-sites\n")
+    found = fedunfold(*command, "--format", "json").json
+    assert [row["method"] for row in found["methods"]] == ["fedavg", "duw-fedavg"]
+    assert set(found["methods"][0]["left_out"]) == {"a", "b"}
+    (listed, _) = fedunfold("runs", "list", "--format", "json").json
+    assert (listed["state"], listed["results"][0]["method"]) == ("finished", "fedavg")

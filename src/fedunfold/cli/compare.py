@@ -27,6 +27,7 @@ def compare(
     methods: str = "fedavg,duw-fedavg",
     trials: opt.Trials = 5,
     aggregator: opt.Part = None,
+    leave_out: bool = False,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
@@ -37,9 +38,41 @@ def compare(
     Args:
         methods: Names, and files of learned weights, separated by commas.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
+        leave_out: Train without each client in turn, and test on its rows.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    _compare(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
+    work = _leave_out if leave_out else _compare
+    work(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
+
+
+def _leave_out(
+    env: str,
+    names: Sequence[str],
+    options: opt.RunOptions,
+    trials: int,
+    parts: dict[str, str | None],
+    learning: opt.LearningOptions,
+) -> None:
+    """Compare the methods without each client, show what came out, and save it."""
+    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
+    from fedunfold.leave_out import leave_one_out
+    from fedunfold.runs.artifacts import of_left_out
+
+    environment = environment_of(env, options)
+    with folder_for(options, environment) as folder:
+        with followed(options, environment, folder) as (_, tracker):
+            chosen = [_chosen(name, environment, parts, learning) for name in names]
+            saved, on = folder.checkpoints, precision_of(options)
+            found = leave_one_out(environment, chosen, trials=trials, checkpoints=saved, callback=tracker, **on)
+        if options.output == "json":
+            console.print_json({**found.as_json(), "folder": str(folder.path)})
+        else:
+            console.out.print(console.table(found.title, found.heads, found.rows()))
+        tracker.on_artifacts(
+            folder.write(environment, of_left_out(found), methods=names, learning=learning, parts=parts)
+        )
+        if options.output == "text":
+            console.say(f"the table is in {folder.path}")
 
 
 def _compare(

@@ -15,6 +15,7 @@ from fedunfold.config import Environment
 from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
+from fedunfold.leave_out import LeftOut
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import CLIENT_SCORES, LEARNED, METRICS, MODEL, MODEL_RECORD, RESULT, file_name
 from fedunfold.runs.trained_model import ModelRecord
@@ -80,6 +81,11 @@ def of_comparison(environment: Environment, comparison: Comparison, unfinished: 
         files[f"{stem}-weights.png"] = partial(plotting.save, plotting.weights(learned))
         files[f"{stem}-outer-loss.png"] = partial(plotting.save, plotting.outer_loss(learned))
     return files
+
+
+def of_left_out(found: LeftOut) -> Files:
+    """What methods reach on each client without it."""
+    return {RESULT: text_writer(json.dumps(found.as_json(), indent=2) + "\n")}
 
 
 def text_writer(text: str) -> Callable[[Path], object]:

@@ -106,7 +106,7 @@ class ResumeDir:
     @property
     def has_checkpoints(self) -> bool:
         """Whether some of its work is saved."""
-        return any(self.folder.glob("*.safetensors"))
+        return any(self.folder.rglob("*.safetensors"))
 
     def is_of(self, spec: RunSpec) -> bool:
         """Whether the run to be resumed has this specification."""
@@ -149,9 +149,11 @@ class ResumeDir:
     def discard(self) -> None:
         """Remove the folder, the specification last: as long as it exists, the run can be resumed."""
         try:
-            for file in self.folder.glob("*"):
-                if file != self._record:
-                    file.unlink()
+            for path in sorted(self.folder.rglob("*"), reverse=True):  # what is in a folder comes before it
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                elif path != self._record:
+                    path.unlink()
             self._record.unlink(missing_ok=True)
             if self.folder.exists():
                 self.folder.rmdir()
