@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedunfold.core.parts import RoundDecision as RoundDecision
     from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
+    from fedunfold.leave_out import leave_one_out as leave_one_out
     from fedunfold.local import accumulated as accumulated
     from fedunfold.local import adamw as adamw
     from fedunfold.local import clipped as clipped
@@ -97,6 +98,7 @@ _HOMES = {
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
     "api": ("compare", "learn_weights", "run", "trained_module"),
+    "leave_out": ("leave_one_out",),
     "training.comparison": ("Comparison",),
     "core.run_result": ("RunResult",),
     "training.methods": ("Method", "method", "method_names"),
