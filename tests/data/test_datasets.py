@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset as HubDataset
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -135,7 +134,11 @@ def test_label_counts_are_read_from_targets_where_there_are_any() -> None:
 def test_a_hub_data_set_fits_as_it_is() -> None:
     """Rows are dicts: the target by its name, the rest are inputs by name."""
     x, y = PAIRS["c"]
-    hub = HubDataset.from_dict({"pixels": x.tolist(), "label": y.tolist()}).with_format("torch")
+    hub = (
+        pytest.importorskip("datasets")
+        .Dataset.from_dict({"pixels": x.tolist(), "label": y.tolist()})
+        .with_format("torch")
+    )
     env = fu.Environment.from_datasets(
         {"a": hub}, hub, task=fu.classification(3), target="label", rounds=2, batch_size=4, lr=0.2
     )
