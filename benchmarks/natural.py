@@ -16,7 +16,7 @@ from typing import Any
 
 import fedunfold as fu
 from fedunfold.core.errors import InputError
-from fedunfold.core.primary_metric import PrimaryMetric
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.io.atomic import write_atomically
 from fedunfold.training.methods import changed
 

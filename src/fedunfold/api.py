@@ -15,14 +15,13 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory, device_of
-from fedunfold.core.primary_metric import PrimaryMetric
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule import Weigh, WeightingRule
 from fedunfold.tracking import Callback, CallbackList, callback_scope
-from fedunfold.tracking.scalars import iteration_records
 from fedunfold.training.comparison import Comparison, MethodResult
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, as_method, learned_method
@@ -76,7 +75,8 @@ def learn_weights(
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(callback, _described("learn", federation, dtype) | settings) as callbacks:
         learned = _learn(federation, method, _digest(federation, model), callbacks, checkpoint)
-        callbacks.on_results([{"method": LearnedWeights.name, **iteration_records(learned)[-1]}])
+        last = {"iteration": len(learned.losses) - 1, "outer_loss": float(learned.losses[-1])}
+        callbacks.on_results([{"method": LearnedWeights.name, **last}])
     return learned
 
 

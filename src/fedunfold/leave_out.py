@@ -12,7 +12,7 @@ from fedunfold.api import compare
 from fedunfold.config import Environment, environment
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
-from fedunfold.core.primary_metric import PrimaryMetric, finite
+from fedunfold.core.task import PrimaryMetric, finite
 from fedunfold.core.text_table import TextTable
 from fedunfold.data.config import MemorySource
 from fedunfold.data.partitions import GivenPartition

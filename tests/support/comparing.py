@@ -19,9 +19,8 @@ from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWei
 from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer
 from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
-from fedunfold.engines.simulation.batching import ClientSlice, plan_batches
+from fedunfold.engines.simulation.batching import ClientSlice, MemorySamples, plan_batches
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.local import nova, prox, sgd
 from fedunfold.rules.size import size
 from fedunfold.tasks import classification

@@ -16,10 +16,10 @@ from torch.func import functional_call
 from fedunfold import local, server
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.inputs import Inputs, cast, take
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import RoundRng, epochs_at
 from fedunfold.core.parts import State
+from fedunfold.data.arrays import Inputs, cast, take
 from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout

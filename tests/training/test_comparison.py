@@ -13,8 +13,8 @@ import fedunfold as fu
 from fedunfold.cli import console
 from fedunfold.config import Environment
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.core.run_result import RunResult
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.render import build

@@ -36,7 +36,7 @@ def run(
     """
     from fedunfold import api
     from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file, precision_of
-    from fedunfold.core.primary_metric import finite
+    from fedunfold.core.task import finite
     from fedunfold.runs.artifacts import of_run
     from fedunfold.training import methods
 

@@ -1,6 +1,6 @@
 """Federations described: the validated settings, and the ones that come with the package."""
 
-from fedunfold.config.client import Client
+from fedunfold.config.fields import Client
 from fedunfold.config.model import GruSpec, ModelSpec
 from fedunfold.config.registry import bundled, environment
 from fedunfold.config.schema import Environment

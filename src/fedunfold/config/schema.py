@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, Unpack
 
 import tomli_w
 from numpy.typing import ArrayLike
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from fedunfold.config.client import Client, expand_counts
-from fedunfold.config.fields import BatchSize, Name, OuterSchedule, Rounds, SamplerName, TaskField
+from fedunfold.config.fields import (
+    BatchSize,
+    Client,
+    Name,
+    OuterSchedule,
+    Rounds,
+    SamplerName,
+    TaskField,
+    expand_counts,
+)
 from fedunfold.config.model import Model, ModelSpec
 from fedunfold.config.training import TrainingSettings
 from fedunfold.core.errors import InputError

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Required, TypedDict
 
-from fedunfold.config.client import Epochs
+from fedunfold.config.fields import Epochs
 from fedunfold.config.model import Model
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 
 Metric = Literal["loss", "start_loss", "accuracy", "gradients"]
 AbsentLoss = Literal["evaluate", "skip"]

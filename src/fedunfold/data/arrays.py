@@ -1,16 +1,18 @@
-"""The checks that every array passes, whether it comes from a file or a caller.
+"""What a model reads, and the checks that every array passes, whether it comes from a file or a caller.
 
 Each array comes with a name for messages, such as "x of client site-a" or "x_train in own.npz".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
 from fedunfold.core.errors import InputError
-from fedunfold.tasks.targets import class_numbers
+from fedunfold.tasks.classification import class_numbers
 
 Arrays = ArrayLike | Mapping[str, ArrayLike]
 """What a model reads: one array, or several by name."""
@@ -143,3 +145,40 @@ def labels(value: ArrayLike, name: str, rows: int, classes: int | None = None) -
     if array.shape != (rows,):
         raise InputError(f"{name} has shape {array.shape} but its x has {rows} rows; give one label a row.")
     return class_numbers(array, name, classes)
+
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Apply a function to every tensor."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    return {name: function(tensor) for name, tensor in inputs.items()}
+
+
+def take(inputs: Inputs, rows: "Tensor | slice | tuple[int, slice]") -> Inputs:
+    """Some rows."""
+    return map_inputs(lambda t: t[rows], inputs)
+
+
+def tensors(inputs: Inputs) -> list[Tensor]:
+    """All of them."""
+    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+
+
+def cast(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """On a device, numbers with a fraction in a type; ids and masks stay what they are."""
+    return map_inputs(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype).contiguous(), inputs)
+
+
+def single(inputs: Inputs) -> Tensor:
+    """The one tensor that they are."""
+    if not isinstance(inputs, Tensor):
+        raise InputError(f"this needs one array as inputs, and there are {', '.join(inputs)}.")
+    return inputs
+
+
+def call_model(module: Callable[..., object] | nn.Module, inputs: Inputs) -> object:
+    """A model's outputs; tensors by name are passed by name."""
+    return module(inputs) if isinstance(inputs, Tensor) else module(**inputs)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, map_inputs, tensors
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs, map_inputs, tensors
 
 FINGERPRINT_ROWS = 16
 """Of every data set, evenly spaced, that stand for all of them."""

@@ -13,14 +13,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, single, take, tensors
 from fedunfold.core.rng import generator
 from fedunfold.core.task import Task
-from fedunfold.data.arrays import Arrays, all_inputs, as_array
+from fedunfold.data.arrays import Arrays, Inputs, all_inputs, as_array, single, take, tensors
 from fedunfold.data.datasets import DatasetRows
 from fedunfold.io.limits import CLASSES
-from fedunfold.tasks.classification import Classification
-from fedunfold.tasks.targets import class_numbers
+from fedunfold.tasks.classification import Classification, class_numbers
 
 
 @dataclass(frozen=True, eq=False)

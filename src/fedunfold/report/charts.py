@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import Group
 from fedunfold.report.text import escaped
 from fedunfold.runs.schema import FederationRecord, Floats, RunRecord

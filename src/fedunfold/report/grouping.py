@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedunfold.core.primary_metric import PrimaryMetric
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.runs.schema import FederationRecord, MethodRecord, RunRecord
 
 BASELINE = "fedavg"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedunfold.core.primary_metric import PrimaryMetric
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.report.grouping import Group, LabelledMethod
 from fedunfold.report.text import capital
 from fedunfold.runs.schema import FederationRecord, Floats, RunRecord

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedunfold.core.primary_metric import ACCURACY
+from fedunfold.core.task import ACCURACY
 from fedunfold.report import charts
 from fedunfold.report.animation import Frames, of_learning, of_use
 from fedunfold.report.grouping import Group

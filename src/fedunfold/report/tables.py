@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedunfold.core.primary_metric import words
+from fedunfold.core.task import words
 from fedunfold.report.grouping import Group, LabelledMethod
 from fedunfold.report.insights import ended, epochs_of, worst_client
 from fedunfold.runs.labels import plain

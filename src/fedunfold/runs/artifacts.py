@@ -12,8 +12,8 @@ from fedunfold import plotting
 from fedunfold.api import trained_module
 from fedunfold.client_scores import client_scores
 from fedunfold.config import Environment
-from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
+from fedunfold.core.task import finite
 from fedunfold.io.atomic import write_atomically
 from fedunfold.leave_out import LeftOut
 from fedunfold.rules.learned import LearnedWeights

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from fedunfold.core.errors import InputError, WriteError
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.core.registry import unknown
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.io.atomic import FolderLock, InUseError, parse_toml
 from fedunfold.runs.reader import DamagedRunError, holds_run, list_files, parse_object, read_file, read_settings
 from fedunfold.runs.resume import ResumeDir

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedunfold.config import Environment
 from fedunfold.core.errors import DivergenceError, InputError, WriteError
-from fedunfold.core.primary_metric import PrimaryMetric
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import kernel_name
 from fedunfold.engines.simulation.backends.cpu import is_built
 from fedunfold.io.atomic import FolderLock, InUseError, remove_stale_temp_files

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedunfold.config import Environment
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric
 from fedunfold.core.settings import Count, Natural
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.labels import plain
 

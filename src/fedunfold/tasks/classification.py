@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +13,6 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.row_losses import Slopes
 from fedunfold.core.task import TASKS, Task
 from fedunfold.tasks.cross_entropy import cross_entropy, cross_entropy_values
-from fedunfold.tasks.targets import class_numbers
 
 BINS = 1000
 """Of the histograms of scores from which the area under the ROC curve is computed."""
@@ -132,3 +132,18 @@ class Binary(Classification):
             "f1": float(2 * right / (predicted + positives)),
             "brier": float(brier / (negatives + positives)),
         }
+
+
+def class_numbers(targets: NDArray[Any], name: str, classes: int | None, ignored: int | None = None) -> NDArray[Any]:
+    """Whole numbers from 0, below `classes` where that is given; `ignored` may stand in the place of one."""
+    if targets.dtype.kind not in "ui":
+        raise InputError(f"{name} has type {targets.dtype}; give class numbers as integers from 0.")
+    real = targets if ignored is None else targets[targets != ignored]
+    if not real.size:
+        raise InputError(f"{name} has no class number; give at least one.")
+    lowest, highest = int(real.min()), int(real.max())
+    if lowest < 0:
+        raise InputError(f"{name} has the label {lowest}; number the classes from 0.")
+    if classes is not None and highest >= classes:
+        raise InputError(f"{name} has the label {highest} but there are {classes} classes (0 to {classes - 1}).")
+    return targets.astype(np.int64, copy=False)

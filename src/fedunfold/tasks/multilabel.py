@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS, Task
-from fedunfold.tasks.targets import zeros_and_ones
+from fedunfold.tasks.regression import zeros_and_ones
 
 
 @TASKS.register("multilabel")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS, Task
+from fedunfold.tasks.classification import class_numbers
 from fedunfold.tasks.cross_entropy import cross_entropy_values
-from fedunfold.tasks.targets import class_numbers
 
 IGNORED = -100
 """A target that does not count, as in torch's cross-entropy."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch.nn.functional import huber_loss, mse_loss
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS, Task
-from fedunfold.tasks.targets import finite_numbers
 
 
 @TASKS.register("regression")
@@ -75,3 +75,24 @@ class Regression(Task):
         r2 = torch.where(spread > 0, 1 - squared / spread, torch.nan)
         rmse = (squared.sum() / count.sum()).sqrt()
         return {"rmse": float(rmse), "mae": float((absolute / count).mean()), "r2": float(r2.mean())}
+
+
+def finite_numbers(targets: NDArray[Any], name: str) -> NDArray[Any]:
+    """Numbers as float32, all of them finite."""
+    if targets.dtype.kind not in "uifb":
+        raise InputError(f"{name} has type {targets.dtype}; give numbers.")
+    result = targets.astype(np.float32)
+    finite = np.isfinite(result).reshape(len(result), -1).all(axis=1)
+    if not finite.all():
+        raise InputError(f"{name} has a NaN or infinite value in row {int(np.argmin(finite))}; drop the row.")
+    return result
+
+
+def zeros_and_ones(targets: NDArray[Any], name: str, what: str) -> NDArray[Any]:
+    """Numbers that are 0 or 1, as float32."""
+    numbers = finite_numbers(targets, name)
+    odd = ((numbers != 0) & (numbers != 1)).reshape(len(numbers), -1).any(axis=1)
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise InputError(f"{name} has {what} that is neither 0 nor 1 in row {row}; code it as 0 or 1.")
+    return numbers

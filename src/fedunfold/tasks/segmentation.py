@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS, Task
-from fedunfold.tasks.targets import class_numbers
+from fedunfold.tasks.classification import class_numbers
 
 
 @TASKS.register("segmentation")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS, Task
-from fedunfold.tasks.targets import finite_numbers, zeros_and_ones
+from fedunfold.tasks.regression import finite_numbers, zeros_and_ones
 
 PAIRS_AT_ONCE = 2**24
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.primary_metric import finite
 from fedunfold.core.run_result import RunResult
+from fedunfold.core.task import finite
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback
 from fedunfold.tracking.scalars import iteration_records, mean_weights, round_record

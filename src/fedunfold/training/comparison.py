@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedunfold.core.messages import Evaluation
-from fedunfold.core.primary_metric import ACCURACY, PrimaryMetric, finite, words
 from fedunfold.core.run_result import RunResult
+from fedunfold.core.task import ACCURACY, PrimaryMetric, finite, words
 from fedunfold.core.text_table import TextTable
 from fedunfold.rules.learned import LearnedWeights
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation, RejectedUpdate
-from fedunfold.core.primary_metric import PrimaryMetric
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 
 TENSOR = "tensor"

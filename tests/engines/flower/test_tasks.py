@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
-from fedunfold.config.client import Client
+from fedunfold.config.fields import Client
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import TrainRequest

@@ -25,8 +25,7 @@ from fedunfold.engines.simulation import SimulatedFederation, backend
 from fedunfold.engines.simulation.backends.base import DeviceBatchPlan, OuterWeights
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built, permutations
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
-from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer, is_supported
-from fedunfold.engines.simulation.backends.cpu.sparse_rows import SparseRows
+from fedunfold.engines.simulation.backends.cpu.local_training import CpuTrainer, SparseRows, is_supported
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.local import momentum, prox, sgd

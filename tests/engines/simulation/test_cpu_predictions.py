@@ -18,9 +18,9 @@ from fedunfold.engines.simulation import SimulatedFederation, backend, evaluatio
 from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.backends.cpu import bindings, is_built
 from fedunfold.engines.simulation.backends.cpu import local_training as cpu_training
+from fedunfold.engines.simulation.batching import MemorySamples
 from fedunfold.engines.simulation.evaluation import Evaluator
 from fedunfold.engines.simulation.kernels.base import Kernel
-from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.local import sgd
 from tests.support.comparing import normal_rows, scaled_rows, sparse_rows, stack
 from tests.support.federations import simulated, tiny

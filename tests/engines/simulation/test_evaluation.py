@@ -6,9 +6,9 @@ from torch import nn
 
 from fedunfold.core.messages import Evaluation
 from fedunfold.engines.simulation import evaluation
+from fedunfold.engines.simulation.batching import MemorySamples
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.module import ModuleKernel
-from fedunfold.engines.simulation.samples import MemorySamples
 from fedunfold.tasks import classification
 from tests.support.comparing import normal_rows, stack
 from tests.support.federations import simulated, tiny

@@ -16,15 +16,13 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from fedunfold.config import Environment, ModelSpec, environment
-from fedunfold.config.client import Client
-from fedunfold.config.fields import BatchSize, Rounds, TaskField
+from fedunfold.config.fields import BatchSize, Client, Rounds, TaskField
 from fedunfold.config.model import Model, model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, take
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.core.task import Task
-from fedunfold.data.arrays import all_inputs
+from fedunfold.data.arrays import Inputs, all_inputs, take
 from fedunfold.data.config import MemorySource
 from fedunfold.data.federated import FederatedData, in_memory
 from fedunfold.data.npz import read_npz

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
-from fedunfold.config.client import Client
+from fedunfold.config.fields import Client
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, call_model, cast, take, tensors
 from fedunfold.core.messages import TrainRequest
 from fedunfold.core.params import ModelFactory, seeded
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs, call_model, cast, take, tensors
 from fedunfold.data.config import MemorySource
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partitions import GivenPartition

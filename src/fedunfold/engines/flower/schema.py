@@ -11,12 +11,12 @@ from torch import Tensor
 from fedunfold.config import Environment
 from fedunfold.config.fields import BatchSize
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs
 from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
 from fedunfold.core.registry import Registry
 from fedunfold.core.settings import Count, Natural, Settings, shown
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs
 from fedunfold.io.limits import EPOCHS, ROUNDS
 
 MessageType = Literal["register", "train", "vjp", "outer_loss", "evaluate", "measure", "inner_products"]

@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedunfold.config.client import KEY
+from fedunfold.config.fields import KEY
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout, is_running_statistic
 from fedunfold.core.settings import shown

@@ -14,9 +14,9 @@ from fedunfold.engines.simulation.backends.cpu.local_training import is_supporte
 from fedunfold.engines.simulation.backends.cuda.local_training import CudaTrainer
 from fedunfold.engines.simulation.backends.cuda.local_training import is_supported as is_cuda_supported
 from fedunfold.engines.simulation.backends.torch.local_training import TorchTrainer
+from fedunfold.engines.simulation.batching import MemorySamples, Samples
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
-from fedunfold.engines.simulation.samples import MemorySamples, Samples
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,12 +37,11 @@ from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.backends.cuda.jit import multiprocessors
-from fedunfold.engines.simulation.batching import BatchSampler
+from fedunfold.engines.simulation.batching import BatchSampler, samples_of
 from fedunfold.engines.simulation.evaluation import ClientEvaluator
 from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.local_training import CohortResult, CohortTrainer, RoundContext
-from fedunfold.engines.simulation.samples import samples_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

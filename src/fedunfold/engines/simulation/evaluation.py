@@ -13,18 +13,23 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, map_inputs
 from fedunfold.core.messages import Evaluation, TrainRequest
 from fedunfold.core.parts import OuterLoss
-from fedunfold.core.primary_metric import PrimaryMetric
-from fedunfold.core.task import Task
+from fedunfold.core.task import PrimaryMetric, Task
 from fedunfold.core.threading import threads_for
+from fedunfold.data.arrays import Inputs, map_inputs
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
-from fedunfold.engines.simulation.batching import BatchSampler, sample_coefficients, upload
+from fedunfold.engines.simulation.batching import (
+    BatchSampler,
+    MemorySamples,
+    Samples,
+    sample_coefficients,
+    samples_of,
+    upload,
+)
 from fedunfold.engines.simulation.kernels.base import Batch, Kernel, flatten, unflatten
 from fedunfold.engines.simulation.local_training import RoundContext
-from fedunfold.engines.simulation.samples import MemorySamples, Samples, samples_of
 from fedunfold.tasks.classification import Classification
 from fedunfold.tasks.cross_entropy import cross_entropy_values
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, call_model, tensors
 from fedunfold.core.params import seeded
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs, call_model, tensors
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.kernels.base import Kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedunfold.core.inputs import Inputs
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs
 
 Parameters = list[Tensor]
 Pullback = Callable[[Tensor, Parameters], None]

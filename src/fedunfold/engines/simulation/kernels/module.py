@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.inputs import Inputs, map_inputs, take
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.task import Task
+from fedunfold.data.arrays import Inputs, map_inputs, take
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, Pullback
 from fedunfold.engines.simulation.kernels.dropout import seed_dropout
 

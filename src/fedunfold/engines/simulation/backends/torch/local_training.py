@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedunfold.engines.simulation.backends.base import LocalTrainer, StepSums
 from fedunfold.engines.simulation.backends.torch.stepping import Iterate, ProximalStepping, StatefulStepping, Stepping
+from fedunfold.engines.simulation.batching import Samples
 from fedunfold.engines.simulation.kernels.base import Batch, OuterSlope, Parameters, flatten, unflatten, views
-from fedunfold.engines.simulation.samples import Samples
 
 
 @dataclass(frozen=True)
