@@ -172,5 +172,15 @@ def load_model(run: str | Path) -> nn.Module:
 
     Returns:
         The module, ready to predict, on the CPU.
+
+    >>> import tempfile
+    >>> import fedunfold as fu
+    >>> from fedunfold.runs.artifacts import of_run
+    >>> env = fu.environment("digits-label-skew").replace(rounds=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, write in of_run(env, "fedavg", fu.run(env)).items():
+    ...         _ = write(Path(folder, name))
+    ...     fu.load_model(folder)[-1]
+    Linear(in_features=32, out_features=10, bias=True)
     """
     return TrainedModel.load(run).module
