@@ -1,7 +1,6 @@
 """The server: learns how much each client should count, then trains with that and with sizes, and reports both."""
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.flower import RemoteFederation, federation_from_config, federation_from_environment
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules import WeightingRule, size
@@ -36,10 +36,10 @@ def main(grid: Grid, context: Context) -> None:
         run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
         rounds = clients.environment.rounds
         (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state)
-        (last,) = clients.evaluate([result.model])  # a checkpoint has its primary metric only
+        last, metric = result.evaluations[-1], PrimaryMetric.of(clients.task)
         runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
-        metric = clients.task.primary
-        print(f"{name}: {metric} {last.metrics.get(metric, math.nan):.4g} after {rounds} rounds", flush=True)
+        score = f"{metric.label} {metric.text(metric.factor() * last.score)}{metric.unit()}"
+        print(f"{name}: {score} after {len(result.scores)} rounds", flush=True)
     report = {
         "clients": [client.client_id for client in clients.clients],
         "rounds": clients.environment.rounds,

@@ -22,7 +22,7 @@ def test_the_app_learns_trains_and_its_superlink_is_stopped(tmp_path: Path) -> N
     program = [sys.executable, str(APP / "simulate.py"), "iterations=1", f'folder="{tmp_path}"']
     ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert re.findall(r"(\w+): \d+\.\d % after 10 rounds", ended.stdout) == ["learned", "size"]
+    assert re.findall(r"(\w+): accuracy \d+\.\d % after 10 rounds", ended.stdout) == ["learned", "size"]
     assert (tmp_path / "weights.safetensors").exists()
     report = json.loads((tmp_path / "report.json").read_text())
     assert json.loads(re.findall("report: (.*)", ended.stdout)[0]) == report
