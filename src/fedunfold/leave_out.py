@@ -6,21 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedunfold.api import compare
 from fedunfold.config import Environment, environment
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import ModelFactory
 from fedunfold.core.task import PrimaryMetric, finite
 from fedunfold.core.text_table import TextTable
 from fedunfold.data.config import MemorySource
 from fedunfold.data.partitions import GivenPartition
 from fedunfold.rules.rule import Weigh, WeightingRule
-from fedunfold.tracking import Callback
 from fedunfold.training.comparison import Comparison
 from fedunfold.training.methods import Method
-from fedunfold.unfolding import Learning
 
 
 @dataclass(frozen=True)
@@ -135,13 +130,8 @@ def leave_one_out(
     env: Environment | str | Path,
     methods: Sequence[Method | WeightingRule | Weigh | str],
     *,
-    trials: int = 5,
-    learning: Learning | None = None,
-    model: ModelFactory | None = None,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
     checkpoints: Path | None = None,
-    callback: Callback | None = None,
+    **options: Any,
 ) -> LeftOut:
     """Compare methods once for every client: trained without it, tested on its rows.
 
@@ -150,13 +140,9 @@ def leave_one_out(
     Args:
         env: An environment, the name of a bundled one, or a TOML file.
         methods: As for `compare`.
-        trials: Runs of each method without each client.
-        learning: How weights are learned; by default as each method has it.
-        model: A function that builds a model in place of the environment's own.
-        device: ``cpu`` or ``cuda``.
-        dtype: The precision of the models.
         checkpoints: A folder from which an interrupted comparison is resumed.
-        callback: Called as by `compare`, for every client.
+        **options: What else `compare` takes (`trials`, `learning`, `model`, `device`, `dtype`, `callback`), for every
+            client.
 
     Returns:
         The comparisons.
@@ -172,11 +158,10 @@ def leave_one_out(
     """
     env = environment(env)
     rest = {client.key: without_client(env, client.key) for client in env.clients}
-    settings: dict[str, Any] = {"trials": trials, "learning": learning, "model": model, "device": device}
     comparisons = {}
     for k, (key, others) in enumerate(rest.items()):
         saved = checkpoints and checkpoints / f"without-{k}"
         if saved is not None:
             saved.mkdir(exist_ok=True)
-        comparisons[key] = compare(others, methods, dtype=dtype, checkpoints=saved, callback=callback, **settings)
+        comparisons[key] = compare(others, methods, checkpoints=saved, **options)
     return LeftOut(env.name, comparisons)
