@@ -45,7 +45,7 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """Counts only: samples of a federation have no business in a log."""
-        return f"FederatedData(clients={len(self.keys)}, samples={len(self.y)}, task={self.task.name})"
+        return f"FederatedData(clients={len(self.keys)}, samples={self.offsets[-1]}, task={self.task.name})"
 
     @classmethod
     def from_clients(
