@@ -208,6 +208,11 @@ class Unsized(Dataset[Any]):
         (3, {}, "client a is no data set"),
         (TensorDataset(torch.zeros(4, 2)), {}, r"a sample of client a is not a pair \(x, y\)"),
         (TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 5, 0])), {}, "y of client a has the label 5"),
+        (
+            TensorDataset(torch.full((4, 6), torch.nan), torch.zeros(4).long()),
+            {},
+            "x of client a has a NaN or infinite",
+        ),
         (TensorDataset(*PAIRS["a"]), {"target": "label"}, "the samples of client a are no dicts with 'label'"),
     ],
 )

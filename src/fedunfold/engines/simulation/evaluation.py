@@ -59,7 +59,7 @@ def outputs_of(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs [R, n, …] and targets [n, …] of some rows after the other, for models [R, d] that read them together."""
     parameters = _parameters(kernel, models)
-    widest = max(shape[0] for shape in kernel.layout.shapes if shape)
+    widest = max((shape[0] for shape in kernel.layout.shapes if shape), default=1)
     at_once = max(1, min(ROWS_AT_ONCE[models.device.type], NUMBERS_AT_ONCE // (len(models) * widest)))
     for _, x, y in samples.pieces(rows, at_once):
         yield kernel.outputs(parameters, _batch(x, y, len(models))), y
