@@ -1,6 +1,7 @@
 """Rounds aggregated by hand, for every way to treat absent clients, and with sampled cohorts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,7 +125,7 @@ def test_adam_gets_the_direction() -> None:
 
 def test_dropped_coefficients_carry_their_normalisation_to_the_weights() -> None:
     weights = WEIGHTS.clone().requires_grad_()
-    eligible = eligible_clients(round_of(0, {"a": A, "c": C}), "drop", {})
+    eligible = eligible_clients(round_of(0, {"a": A, "c": C}), "drop")
     alpha = coefficients(weights, eligible)
     assert alpha.tolist() == pytest.approx([5 / 7, 0, 2 / 7])
     # α_a = Θ_a/(Θ_a + Θ_c): ∂α_a/∂Θ_a = Θ_c/0.49, ∂α_a/∂Θ_c = −Θ_a/0.49
@@ -136,8 +137,8 @@ def test_other_coefficients_are_the_weights() -> None:
     nobody = round_of(0, {})
     choices: list[Absent] = ["keep", "remember"]
     for absent in choices:
-        assert torch.equal(coefficients(WEIGHTS, eligible_clients(nobody, absent, {})), WEIGHTS)
-    assert coefficients(WEIGHTS, eligible_clients(nobody, "drop", {})).tolist() == [0, 0, 0]
+        assert torch.equal(coefficients(WEIGHTS, eligible_clients(nobody, absent)), WEIGHTS)
+    assert coefficients(WEIGHTS, eligible_clients(nobody, "drop")).tolist() == [0, 0, 0]
 
 
 def test_unknown_semantics_are_refused() -> None:
@@ -197,7 +198,7 @@ def test_a_cohort_without_weight_moves_nothing() -> None:
 
 def test_coefficients_of_a_cohort_carry_their_normalisation_to_the_weights() -> None:
     weights = WEIGHTS.clone().requires_grad_()
-    alpha = coefficients(weights, eligible_clients(round_of(0, {"a": A}, "ac"), "keep", {}))
+    alpha = coefficients(weights, eligible_clients(round_of(0, {"a": A}, "ac"), "keep"))
     (slope,) = torch.autograd.grad(alpha[0], weights)
     assert slope.tolist() == pytest.approx([0.2 / 0.49, 0, -0.5 / 0.49])
 
@@ -214,8 +215,10 @@ def test_permuting_the_clients_permutes_the_coefficients(order: Sequence[int], d
     relisted = report([1] * 4, cohort=[cohort[k] for k in order], participated=[participated[k] for k in order])
     choices: list[Absent] = ["keep", "drop", "remember"]
     for absent in choices:
-        alpha = coefficients(weights, eligible_clients(listed, absent, memory))
+        before = replace(listed, remembered=RememberedUpdates(memory, torch.zeros(0, 2)))
+        alpha = coefficients(weights, eligible_clients(before, absent))
         remembered = {place: memory[k] for place, k in enumerate(order) if k in memory}
-        again = coefficients(weights[list(order)], eligible_clients(relisted, absent, remembered))
+        after = replace(relisted, remembered=RememberedUpdates(remembered, torch.zeros(0, 2)))
+        again = coefficients(weights[list(order)], eligible_clients(after, absent))
         torch.testing.assert_close(again, alpha[list(order)])
         assert float(alpha.sum()) == pytest.approx(1 if any(alpha) else 0)

@@ -29,6 +29,10 @@ from tests.support.federations import participation
 class Unrolled:
     """L(θ, s) of an environment, differentiable by autograd."""
 
+    squares = True
+    """Whether weights are the squares of a table's entries, or the entries themselves."""
+    momenta: Tensor | None = None
+    """β of every round, [T]."""
     rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
 
@@ -72,9 +76,21 @@ class Unrolled:
         if self.outer == "mse":
             return nn.functional.mse_loss(z.softmax(1), nn.functional.one_hot(y, z.shape[1]).double())
         losses = self.losses(z, y)
-        if self.outer.endswith("balanced") and len(self.class_weights) > 1:
+        if self.outer.endswith(("balanced", "every-round")) and len(self.class_weights) > 1:
             losses = losses * self.class_weights[y]
         return losses.sum() / len(y) / epochs
+
+    @property
+    def between_rounds(self) -> bool:
+        return self.outer.startswith("final") or self.outer == "every-round"
+
+    def evaluation(self, w: Tensor, run: str, t: int) -> Tensor:
+        """All clients' outer loss at w^(t)."""
+        total = torch.zeros((), dtype=torch.float64)
+        for k in range(len(self.data.keys)):
+            for x, y in self.batches(run, t, k):
+                total = total + self.outer_loss(w, x, y, self.epochs(k, t))
+        return total
 
     def epochs(self, k: int, t: int) -> int:
         return epochs_at(self.env.clients[k].epochs, t)
@@ -120,7 +136,7 @@ class Unrolled:
         wk, loss, start = w, torch.zeros((), dtype=torch.float64), w[: self.trained]
         for step, (x, y) in enumerate(self.batches(run, t, k)):
             seed = RoundRng(self.env.seed, run, t).noise_seed(self.data.keys[k], step)
-            if not self.outer.startswith("final"):
+            if not self.between_rounds:
                 loss = loss + self.outer_loss(wk, x, y, self.epochs(k, t), seed)
             with torch.enable_grad():
                 point = wk if wk.requires_grad else wk.detach().requires_grad_()
@@ -144,7 +160,10 @@ class Unrolled:
         total = torch.zeros((), dtype=torch.float64)
         memory: dict[int, Tensor] = {}
         state: State = ()
+        last = torch.zeros_like(w)
         for t, row in enumerate(theta):
+            if self.outer == "every-round" and t > 0:
+                total = total + self.evaluation(w, run, t)
             taking_part = participation(self.env, run, t)
             here, cohort = taking_part.participating, taking_part.cohort
             steps = [len(self.batches(run, t, k)) if here[k] else 0 for k in clients]
@@ -156,10 +175,10 @@ class Unrolled:
                     wk, loss = self.train(w, t, k, run, self.local_scale(k, steps, cohort))
                     total = total + loss
                     deltas[k] = wk - w
-                elif cohort[k] and self.algorithm.absent_loss == "evaluate" and not self.outer.startswith("final"):
+                elif cohort[k] and self.algorithm.absent_loss == "evaluate" and not self.between_rounds:
                     for x, y in self.batches(run, t, k):
                         total = total + self.outer_loss(w, x, y, self.epochs(k, t))
-            squares, fresh = row**2, dict(deltas)
+            squares, fresh = row**2 if self.squares else row, dict(deltas)
             if absent == "drop" and not deltas:
                 continue
             if absent == "remember":
@@ -171,12 +190,10 @@ class Unrolled:
             for k, delta in deltas.items():
                 u = u + squares[k] / norm * delta
             mean = w[self.trained :] + sum(squares[k] / norm * d[self.trained :] for k, d in fresh.items())
-            w, state = self.server_step(w, step_sizes[t] * u, state)
+            last = step_sizes[t] * u if self.momenta is None else step_sizes[t] * u + self.momenta[t] * last
+            w, state = self.server_step(w, last, state)
             w = self.with_buffers(w, mean)
-        for k in clients:
-            for x, y in self.batches(run, len(theta), k):
-                total = total + self.outer_loss(w, x, y, self.epochs(k, len(theta)))
-        return total
+        return total + self.evaluation(w, run, len(theta))
 
     def server_step(self, w: Tensor, u: Tensor, state: State) -> tuple[Tensor, State]:
         s = self.algorithm.server

@@ -28,7 +28,7 @@ EPOCHS: dict[str, int | tuple[int, ...]] = {"a": 1, "b": (2, 1, 3), "c": 1, "d":
 RUN = "learn-0"
 TOLERANCE = 1e-9
 
-OUTER = ["path", "sample", "balanced", "final", "final-balanced", "mse"]
+OUTER = ["path", "sample", "balanced", "final", "final-balanced", "every-round", "mse"]
 LOCAL: dict[str, LocalOptimizer] = {
     "sgd": sgd(),
     "prox": prox(0.5),

@@ -14,13 +14,13 @@ sampled for the round: a client that was not sampled is not absent, and has no p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedunfold.core.algorithm import Absent
-from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, UpdateSet, WeightedSum
+from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,27 @@ class RememberedUpdates:
         return self.rows @ vector
 
 
-def entering_updates(
-    report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]
-) -> tuple[UpdateSet, Mapping[int, Tensor]]:
-    """The table's m_k, and the server's memory with this round's updates in it."""
-    if absent != "remember":
-        return report.updates, memory
+def with_memory(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> ClientUpdates:
+    """The report with all updates that enter the round, the table's m_k, in it."""
+    if absent != "remember" or report.remembered is not None:
+        return report
     # Rows of their own: a view would keep all updates of its round alive.
     latest = {int(k): row.clone() for k, row in zip(report.updates.clients, report.updates.rows, strict=True)}
     for row in latest.values():
         report.layout.buffers(row).zero_()  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
-    return RememberedUpdates(memory, report.updates.rows.new_empty(0, report.updates.rows.shape[1])), memory
+    empty = report.updates.rows.new_empty(0, report.updates.rows.shape[1])
+    return replace(report, remembered=RememberedUpdates(memory, empty))
 
 
-def eligible_clients(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> Tensor:
-    """The table's S, [K]; `memory` with this round's updates in it."""
+def eligible_clients(report: ClientUpdates, absent: Absent) -> Tensor:
+    """The table's S, [K], for a report with memory."""
     if absent == "drop":
         return report.participated
     if absent == "keep" or bool(report.cohort.all()):
         return report.cohort
     eligible = report.cohort.clone()
-    eligible[list(memory)] = True
+    eligible[report.entering.clients] = True
     return eligible
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.absent import coefficients, eligible_clients, entering_updates
+from fedunfold.aggregation.absent import RememberedUpdates, coefficients, eligible_clients, with_memory
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
@@ -83,8 +83,10 @@ def aggregate(
 def _aggregate(
     server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm
 ) -> tuple[ServerState, Aggregated]:
-    updates, memory = entering_updates(report, algorithm.absent, server.memory)
-    eligible = eligible_clients(report, algorithm.absent, memory)
+    report = with_memory(report, algorithm.absent, server.memory)
+    updates = report.entering
+    memory = updates.memory if isinstance(updates, RememberedUpdates) else server.memory
+    eligible = eligible_clients(report, algorithm.absent)
     alpha = coefficients(decision.weights, eligible)
     combine, layout = algorithm.aggregator.combine, report.layout
     entered: WeightedSum

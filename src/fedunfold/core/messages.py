@@ -229,6 +229,7 @@ class ClientUpdates:
         participated: Who trained and sent an update, [K].
         num_steps: τ_k, [K]; 0 where unknown or absent.
         updates: Δ_k = w_k − w^(t) of the P clients that participated.
+        remembered: m_k of all clients that enter the round, where the server remembers updates of earlier rounds.
         cohort: Who was sampled for the round, [K]; by default everybody. An absent client is one of the cohort that
             did not participate; a client that was not sampled is not absent.
         metrics: What the clients reported beside their updates.
@@ -250,6 +251,7 @@ class ClientUpdates:
     participated: Tensor
     num_steps: Tensor
     updates: UpdateSet = field(default_factory=lambda: OpenUpdates(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0)))
+    remembered: UpdateSet | None = None
     cohort: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     metrics: ClientMetrics = ClientMetrics()
     outer: OuterTerms = OuterTerms()
@@ -259,6 +261,11 @@ class ClientUpdates:
     def __post_init__(self) -> None:
         if not len(self.cohort):
             object.__setattr__(self, "cohort", torch.ones_like(self.participated, dtype=torch.bool))
+
+    @property
+    def entering(self) -> UpdateSet:
+        """What enters the round's direction: the updates, and remembered ones of clients that are absent."""
+        return self.updates if self.remembered is None else self.remembered
 
     def metric(self, name: Metric) -> Tensor:
         """What clients reported under this name, on the device it came on."""

@@ -167,7 +167,9 @@ class OuterLoss(Part, ABC):
     """What aggregation weights are learned for, in the parts an engine needs to know."""
 
     only_final: ClassVar[bool] = False
-    """Whether only the final evaluation, t = T, counts."""
+    """Whether only models between rounds count, and not those along local training."""
+    every_round: ClassVar[bool] = False
+    """Whether, of these, w^(1), …, w^(T) count, and not w^(T) alone."""
     per_epoch: ClassVar[bool] = False
     """Whether client k's terms are divided by its epochs E_k."""
     is_training_loss: ClassVar[bool] = False

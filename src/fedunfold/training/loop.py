@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedunfold.aggregation.absent import with_memory
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
@@ -152,7 +153,10 @@ def _next_round(
         filter_updates(report, algorithm.filter, state.log_norms, normalized=normalized)
         for (report, _), state in zip(arrived, states, strict=True)
     ]
-    reports = [found.report for found in filtered]
+    reports = [
+        with_memory(found.report, algorithm.absent, state.server.memory)
+        for found, state in zip(filtered, states, strict=True)
+    ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
     servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)
     tests = federation.evaluate([server.model for server, _ in servers])

@@ -1,10 +1,11 @@
-"""The gradient of the outer loss in θ, by an adjoint: a backward pass over the rounds without a graph over them.
+"""The gradient of the outer loss in what was decided, by an adjoint: a backward pass without a graph over the rounds.
 
-Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}². With λ_t = dL/dw^(t) and the round's direction u = s_t Σ_k α_k m_k
-(`aggregation.absent`), the server's update passes λ_{t+1} to w^(t) and to u (`ServerOptimizer.vjp`), and then
+A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), with weights, step size and momentum
+from a table, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or from a rule. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's
+update passes λ_{t+1} to w^(t) and to u_t (`ServerOptimizer.vjp`), which also gets β_{t+1} ū_{t+1}, and then
 
     dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds took from memory)
-    dL/ds_t = Σ_k α_k ⟨ū, m_k⟩
+    dL/ds_t = Σ_k α_k ⟨ū, m_k⟩  dL/dβ_t = ⟨ū, u_{t−1}⟩
     λ_t     = w̄ + Σ_k (∂Δ_k/∂w^(t))ᵀ q_k + Σ_k Σ_τ ∇ℓ^out_b
 
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
@@ -12,28 +13,29 @@ federated run plus T·K inner products. `Exact` has the clients compute them (`F
 too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T
 models and the clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out
 together. A client that was rejected in a round (`aggregation.screening`) is absent from it in the backward pass too;
-who is rejected counts as a constant.
+who is rejected counts as a constant, and so does what a rule read to decide.
 """
 
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.absent import coefficients, with_memory
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import RejectedUpdate, TrainRequest
+from fedunfold.core.messages import Metric, RejectedUpdate, TrainRequest
 from fedunfold.core.parts import OuterLoss, RoundDecision, RoundInfo, State
 from fedunfold.core.threading import threads_for
+from fedunfold.rules.rule import Weigh
 from fedunfold.unfolding.update_store import StoredUpdates, UpdateStorage, UpdateStore
 
 AdjointKind = Literal["first_order", "exact"]
@@ -45,8 +47,9 @@ class UnrolledResult:
 
     Attributes:
         loss: L.
-        gradient: dL/dθ, [T, K].
+        gradient: dL/dΘ, [T, K], or dL/dθ of a table.
         step_gradient: dL/ds, [T].
+        momentum_gradient: dL/dβ, [T].
         model: w^(T), [d].
         rejected: Whose updates were rejected.
     """
@@ -54,6 +57,7 @@ class UnrolledResult:
     loss: float
     gradient: Tensor
     step_gradient: Tensor
+    momentum_gradient: Tensor
     model: Tensor
     rejected: tuple[RejectedUpdate, ...] = ()
 
@@ -75,7 +79,7 @@ def unroll_and_grad(
     models: Sequence[Tensor],
     storage: UpdateStorage = "full",
 ) -> list[UnrolledResult]:
-    """Run T rounds and differentiate the outer loss with respect to θ.
+    """Run T rounds with a table of weights and differentiate the outer loss with respect to θ.
 
     Args:
         federation: Who trains.
@@ -90,25 +94,80 @@ def unroll_and_grad(
     Returns:
         A result for every run.
     """
+    with torch.enable_grad():
+        roots = theta.detach().requires_grad_()
+        weights = normalize_squares(roots)
+    rows = weights.detach()
+    how: tuple[Any, ...] = (algorithm, outer, adjoint)
+    found = unroll_decisions(
+        *(federation, lambda report, state: (rows[report.round], state), len(rows), *how),
+        runs=runs,
+        models=models,
+        storage=storage,
+    )
+    results = []
+    for result in found:
+        (gradient,) = torch.autograd.grad(weights, roots, result.gradient.to(weights), retain_graph=True)
+        _check_finite(gradient, range(len(rows)), federation.lr, remedy="learn with float64")
+        results.append(replace(result, gradient=gradient))
+    return results
+
+
+def unroll_decisions(
+    federation: Federation,
+    decide: Weigh,
+    rounds: int,
+    algorithm: Algorithm,
+    outer: OuterLoss,
+    adjoint: AdjointKind,
+    *,
+    runs: Sequence[str],
+    models: Sequence[Tensor],
+    required_metrics: frozenset[Metric] = frozenset(),
+    storage: UpdateStorage = "full",
+) -> list[UnrolledResult]:
+    """Run T rounds and differentiate the outer loss with respect to what is decided in them.
+
+    Args:
+        federation: Who trains.
+        decide: Weights, or a `RoundDecision`, from what clients sent in a round and a state of its own.
+        rounds: T.
+        algorithm: How clients and server train.
+        outer: The outer loss.
+        adjoint: Whether local training is differentiated exactly or to first order.
+        runs: Names of the runs that are carried out together.
+        models: w^(0) of each.
+        required_metrics: What clients have to report to decide.
+        storage: Where the updates of all rounds are stored.
+
+    Returns:
+        A result for every run, with dL/dΘ, dL/ds (s with the algorithm's own step size in it) and dL/dβ.
+    """
     exact = adjoint == "exact"
     through_steps = exact or not algorithm.local.uses_gradients_only
-    request = partial(algorithm.request, outer=outer, path_gradient=not through_steps, curvature=exact)
+    request = partial(
+        algorithm.request,
+        outer=outer,
+        path_gradient=not through_steps,
+        curvature=exact,
+        required_metrics=required_metrics,
+    )
     with threads_for(len(federation.clients) * len(models[0])), ExitStack() as opened:
         forward = [
             _ForwardPass(ServerState.start(model, algorithm), opened.enter_context(UpdateStore(storage)))
             for model in models
         ]
-        for t, row in enumerate(theta):
+        for t in range(rounds):
             requests = [request(run, t, now.server.model) for run, now in zip(runs, forward, strict=True)]
-            _forward_round(forward, federation, requests, normalize_squares(row), algorithm)
+            _forward_round(forward, federation, requests, decide, algorithm)
         final = federation.outer_loss(
-            [request(run, len(theta), now.server.model) for run, now in zip(runs, forward, strict=True)]
+            [request(run, rounds, now.server.model) for run, now in zip(runs, forward, strict=True)]
         )
         backward = [
-            (Exact if through_steps else FirstOrder)(done.layers, last.gradient, theta, algorithm, federation.lr)
+            (Exact if through_steps else FirstOrder)(done.layers, last.gradient, algorithm, federation.lr)
             for done, last in zip(forward, final, strict=True)
         ]
-        for _ in theta:
+        for _ in range(rounds):
             _backward_round(backward, federation)
         gradients = [done.gradients() for done in backward]
     return [
@@ -122,8 +181,10 @@ class _Layer:
     """What the backward pass needs of a round."""
 
     request: TrainRequest
+    decision: RoundDecision
     outer_gradient: Tensor | None
     optimizer: State
+    previous: Tensor | None
     participated: Tensor
     eligible: Tensor
     direction: Tensor | None
@@ -137,6 +198,7 @@ class _ForwardPass:
 
     server: ServerState
     store: UpdateStore
+    memory: Any = None
     layers: list[_Layer] = field(default_factory=list)
     loss: float = 0.0
     log_norms: list[Tensor] = field(default_factory=list)
@@ -147,29 +209,38 @@ def _forward_round(
     passes: Sequence[_ForwardPass],
     federation: Federation,
     requests: Sequence[TrainRequest],
-    weights: Tensor,
+    decide: Weigh,
     algorithm: Algorithm,
 ) -> None:
     """One round of every run."""
-    reports = []
+    outer, t = requests[0].outer, requests[0].round
+    met = federation.outer_loss(requests) if outer is not None and outer.every_round and t else None
+    reports, decisions = [], []
     for now, trained in zip(passes, federation.train(requests), strict=True):
         found = filter_updates(trained, algorithm.filter, now.log_norms, normalized=algorithm.local.normalized)
-        reports.append(found.report)
+        report = with_memory(found.report, algorithm.absent, now.server.memory)
+        reports.append(report)
         now.log_norms.append(found.log_norms)
         now.rejected += found.rejected
         now.loss += found.report.outer.loss
-        if not math.isfinite(now.loss):
-            raise DivergenceError(
-                f"round {trained.round}: the outer loss is not finite; lower the clients' learning rate (now "
-                f"{federation.lr}), or learn with float64."
-            )
-    decisions = [RoundDecision(weights)] * len(passes)
+        decided, now.memory = decide(report, now.memory)
+        decisions.append(decided if isinstance(decided, RoundDecision) else RoundDecision(decided))
+    if met is not None:
+        for now, result in zip(passes, met, strict=True):
+            now.loss += result.loss
+    if not all(math.isfinite(now.loss) for now in passes):
+        raise DivergenceError(
+            f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), or "
+            "learn with float64."
+        )
     done = aggregate([now.server for now in passes], reports, decisions, algorithm)
-    for now, request, report, (server, aggregated) in zip(passes, requests, reports, done, strict=True):
+    for i, (now, report, (server, aggregated)) in enumerate(zip(passes, reports, done, strict=True)):
+        gradient = report.outer.gradient if met is None else met[i].gradient
         updates = now.store.add(aggregated.entered, aggregated.participated)
         # Of what was aggregated all but the updates themselves: these are in the store alone.
         about = aggregated.participated, aggregated.eligible, aggregated.direction, aggregated.info
-        now.layers.append(_Layer(request, report.outer.gradient, now.server.optimizer, *about, updates))
+        asked = requests[i], decisions[i], gradient
+        now.layers.append(_Layer(*asked, now.server.optimizer, now.server.direction, *about, updates))
         now.server = server
 
 
@@ -177,25 +248,32 @@ class FirstOrder:
     """A run on its way backward, local training counting as a constant shift: λ from λ_T on, and the products ⟨ū, m_k⟩
     met, which λ does not depend on: a GPU is waited for only in the end."""
 
-    def __init__(self, layers: list[_Layer], adjoint: Tensor, theta: Tensor, algorithm: Algorithm, lr: float) -> None:
+    def __init__(self, layers: list[_Layer], adjoint: Tensor, algorithm: Algorithm, lr: float) -> None:
         self._layers, self._adjoint, self._algorithm, self._lr = layers, adjoint, algorithm, lr
         with torch.enable_grad():
-            self._theta = theta.detach().requires_grad_()
+            self._weights = torch.stack([layer.decision.weights for layer in layers]).detach().requires_grad_()
             eligible = torch.stack([layer.eligible for layer in layers])
-            self._alpha = coefficients(normalize_squares(self._theta), eligible)
-        self._step_sizes = [algorithm.step_size(t) for t in range(len(theta))]
+            self._alpha = coefficients(self._weights, eligible)
+        self._steps = [algorithm.step_size(t) * layer.decision.step for t, layer in enumerate(layers)]
         self._optimizer: State = tuple(torch.zeros_like(moment) for moment in layers[-1].optimizer)
+        self._carried: Tensor | None = None  # β_{t+1} ū_{t+1}
         self._products: list[tuple[int, Tensor, Tensor]] = []
+        self._momenta = torch.zeros(len(layers), dtype=torch.float64)
 
     def backward_server(self) -> _Layer:
         """From λ_{t+1} to w̄ through the server's update; returns the round that was reached."""
         layer = self._layers.pop()
         if layer.direction is None:
             return layer
-        t = len(self._layers)
+        t, momentum = len(self._layers), layer.decision.momentum
         self._adjoint, to_direction, self._optimizer = self._algorithm.server.vjp(
             layer.request.model, layer.direction, layer.optimizer, self._adjoint, self._optimizer, layer.info
         )
+        if self._carried is not None:
+            to_direction = to_direction + self._carried
+        self._carried = momentum * to_direction if momentum else None
+        if layer.previous is not None:
+            self._momenta[t] = to_direction @ layer.previous
         products = layer.updates.inner_products(to_direction)
         self._products.append((t, layer.updates.clients, products))
         self._pass_on(layer, t, to_direction, products)
@@ -214,17 +292,17 @@ class FirstOrder:
         """To λ_t."""
         self._adjoint = self._adjoint + part
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """dL/dθ and dL/ds, when all rounds have been reached."""
-        table = torch.zeros_like(self._theta)
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """dL/dΘ, dL/ds and dL/dβ, when all rounds have been reached."""
+        table = torch.zeros_like(self._weights)
         if self._products:
             rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in self._products])
             values = torch.cat([values for _, _, values in self._products]).to(table)
             table[rows, torch.cat([clients for _, clients, _ in self._products])] = values
-        scaled = table.new_tensor(self._step_sizes)[:, None] * table
-        (gradient,) = torch.autograd.grad(self._alpha, self._theta, scaled)
+        scaled = table.new_tensor(self._steps)[:, None] * table
+        (gradient,) = torch.autograd.grad(self._alpha, self._weights, scaled)
         _check_finite(gradient, range(len(gradient)), self._lr, remedy="learn with float64")
-        return gradient, (self._alpha.detach() * table).sum(1)
+        return gradient, (self._alpha.detach() * table).sum(1), self._momenta
 
 
 class Exact(FirstOrder):
@@ -232,15 +310,15 @@ class Exact(FirstOrder):
     order is requested of an optimiser whose steps use more than gradients. What later rounds put on a client's update
     before its round is reached waits in `_pending`."""
 
-    def __init__(self, layers: list[_Layer], adjoint: Tensor, theta: Tensor, algorithm: Algorithm, lr: float) -> None:
-        super().__init__(layers, adjoint, theta, algorithm, lr)
+    def __init__(self, layers: list[_Layer], adjoint: Tensor, algorithm: Algorithm, lr: float) -> None:
+        super().__init__(layers, adjoint, algorithm, lr)
         self._pending: dict[int, Tensor] = {}
 
     def _pass_on(self, layer: _Layer, t: int, to_direction: Tensor, products: Tensor) -> None:
         _check_finite(products[None], [t], self._lr, remedy="take the first_order adjoint")
         clients = layer.updates.clients
         for k, share in zip(clients.tolist(), self._alpha[t, clients].tolist(), strict=True):
-            part = self._step_sizes[t] * share * to_direction
+            part = self._steps[t] * share * to_direction
             self._pending[k] = self._pending[k] + part if k in self._pending else part
 
     def pop_adjoints(self, layer: _Layer) -> Tensor | None:

@@ -9,6 +9,7 @@ Client k adds, over its minibatches b (E_k epochs of them) in every layer t of t
 | balanced       | Σ_i (N/(C n_{y_i})) ce_i / |b|                | 1/E_k         | 0 … T  |
 | final          | as sample                                     | 1/E_k         | T      |
 | final-balanced | as balanced                                   | 1/E_k         | T      |
+| every-round    | as balanced                                   | 1/E_k         | 1 … T  |
 | mse            | mean squared error of softmax against one-hot | 1             | 0 … T  |
 """
 
@@ -92,6 +93,18 @@ class FinalBalanced(Balanced):
 
     name: ClassVar[str] = "final-balanced"
     only_final: ClassVar[bool] = True
+
+
+@OUTER_LOSSES.register("every-round")
+@dataclass(frozen=True)
+class EveryRound(FinalBalanced):
+    """The model after every round, class-balanced, which is good at any time and not only in the end.
+
+    Between rounds only: in layers 1 … T all clients' data meet w^(t), and local training adds nothing.
+    """
+
+    name: ClassVar[str] = "every-round"
+    every_round: ClassVar[bool] = True
 
 
 @OUTER_LOSSES.register("mse")
