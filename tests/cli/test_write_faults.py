@@ -16,6 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.torch import load
 
+from fedunfold import plotting
 from fedunfold.studies import cases, figures
 from tests.cli.conftest import Command
 
@@ -124,6 +125,8 @@ def test_every_step_of_writing_can_fail(
     # What is drawn is not the matter here, only that it is written.
     monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: Path(file).write_bytes(b"a figure"))
     monkeypatch.setattr(figures, "composite", lambda *_: Figure())
+    for drawn in ("scores", "weights", "outer_loss"):
+        monkeypatch.setattr(plotting, drawn, lambda _: Figure())
     whole = fedunfold(*command)
     assert whole.code == 0, whole.err
     expected = content(tmp_path / "runs")

@@ -11,6 +11,7 @@ import typer
 from fedunfold.cli.options import RunOptions
 from fedunfold.cli.trackers import ProgressTracker, trackers
 from fedunfold.config import Environment, environment
+from fedunfold.core.threading import WORTH_THREADS, threads_for
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.folder import RunFolder
 from fedunfold.runs.resume import RunSpec
@@ -77,13 +78,9 @@ def followed(
     options: RunOptions, environment: Environment, folder: RunFolder | None
 ) -> Iterator[tuple[ProgressTracker, CallbackList]]:
     """The run's threads for the work that is worth them, a terminal that shows progress, and all trackers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads((folder.threads if folder else options.threads) or before)
-    try:
-        with ProgressTracker() as progress:
-            yield progress, trackers(progress, environment, folder, options.track)
-    finally:
-        torch.set_num_threads(before)
+    progress = ProgressTracker()
+    with threads_for(WORTH_THREADS, folder.threads if folder else options.threads), progress.bars:
+        yield progress, trackers(progress, environment, folder, options.track)
 
 
 def precision_of(options: RunOptions) -> dict[str, Any]:

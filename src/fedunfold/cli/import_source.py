@@ -91,7 +91,8 @@ class ImportSource:
         """Read everything, for an environment file `out`."""
         if self.kind == "npz":
             return self._npz(out)
-        imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
+        label, imported = {"tables": self._tables, "images": self._images, "dataset": self._dataset}[self.kind]()
+        imported = replace(imported, notes=(_on_target(label, imported), *imported.notes))
         classes = len(imported.classes) or None
         data = FederatedData.from_clients(imported.clients, imported.test, classes, imported.task)  # the last checks
         path = out.with_suffix(".npz").name
@@ -119,7 +120,7 @@ class ImportSource:
         classes = tuple(str(c) for c in range(data.classes if data.classes > 1 else 0))
         return ImportSummary(data, os.path.relpath(path, out.parent), partition, classes, task=task)
 
-    def _tables(self) -> ImportedData:
+    def _tables(self) -> tuple[str, ImportedData]:
         given = self._given_test()
         clients, held = scan_tables(Path(self.place), Path(given) if isinstance(given, str) else None)
         if isinstance(given, float) and held is not None:
@@ -129,8 +130,8 @@ class ImportSource:
         test = held if held is not None else self._fraction(given)
         task = None if name == "classification" else TASKS.make(name)
         made = encode(clients, test, label, task=task, seed=self.seed, **self._of_columns())
-        made = replace(made, task=task or Classification(len(made.classes)))
-        return replace(made, notes=(_on_target(label, made), *made.notes))
+        named = label if isinstance(label, str) else " and ".join(label)
+        return named, replace(made, task=task or Classification(len(made.classes)))
 
     def _target(self, columns: Sequence[str], tables: Sequence[Table]) -> tuple[str, str | tuple[str, str]]:
         """The task, and the column or columns to predict."""
@@ -154,7 +155,7 @@ class ImportSource:
         event = about("--event", "column of the events, 0 or 1", self.given.get("event"), by_name.get("event"), str)
         return task, (time, event)
 
-    def _images(self) -> ImportedData:
+    def _images(self) -> tuple[str, ImportedData]:
         root, given = Path(self.place), self._given_test()
         own = next((path for path in image_folders.subfolders(root) if path.name.lower() == image_folders.TEST), None)
         if isinstance(given, float) and own is not None:
@@ -167,9 +168,9 @@ class ImportSource:
                 bars.update(task, completed=done, total=total)
 
             made = image_folders.import_images(root, self._image_transform(), test, seed=self.seed, on_progress=show)
-        return replace(made, notes=(_on_label("class folders", made), *made.notes))
+        return "class folders", made
 
-    def _dataset(self) -> ImportedData:
+    def _dataset(self) -> tuple[str, ImportedData]:
         spec, count = self._partition_spec()
         given = self._given_test()
         data = HubData.load(self.place, given if isinstance(given, str) else None)
@@ -190,7 +191,7 @@ class ImportSource:
             seed=self.seed,
             **self._of_columns(),
         )
-        return replace(made, notes=(_on_label(label, made), *made.notes))
+        return label, made
 
     def _of_columns(self) -> dict[str, Any]:
         return {option: self.given[option] for option in ("drop", "scaling") if option in self.given}
@@ -274,13 +275,8 @@ def _task(text: str) -> str:
     return text
 
 
-def _on_target(label: str | tuple[str, str], made: ImportedData) -> str:
-    if isinstance(label, str) and made.classes:
-        return _on_label(label, made)
-    assert made.task is not None
-    return f"{made.task.name} of {label if isinstance(label, str) else ' and '.join(label)}."
-
-
-def _on_label(label: str, made: ImportedData) -> str:
+def _on_target(label: str, made: ImportedData) -> str:
+    if made.task is not None and not made.classes:
+        return f"{made.task.name} of {label}."
     names = ", ".join(made.classes[:8]) + (", …" if len(made.classes) > 8 else "")
     return f"{len(made.classes)} classes from {label}: {names}."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -44,7 +45,7 @@ def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
         about = (str(run.settings.get(name, "?")) for name in ("command", "environment"))
         names = [str(row.get("method", "learned")) for row in run.results] or run.methods
         made = run.made.astimezone().strftime("%Y-%m-%d %H:%M") if run.made else ""
-        state = f"{run.state}, {_size(run.size)}\n{made}"
+        state = f"{run.state}, {decimal(run.size)}\n{made}"
         table.add_row(*map(_cell, (run.name, "\n".join(about), "\n".join(names), _outcome(run), state)))
     console.out.print(table)
     _say_problems(found)
@@ -72,7 +73,7 @@ def show(run: Annotated[str, typer.Argument(metavar="RUN")], folder: In = RUNS, 
     rows = {row.get("method", "learned"): [_number(row.get(name)) for name in measures] for row in found.results}
     if rows:
         console.out.print(_table(("method", *(name.replace("_", " ") for name in measures)), rows))
-    console.say(f"{found.path}: {found.state}, {_files([found])}, {_size(found.size)}")
+    console.say(f"{found.path}: {found.state}, {_files([found])}, {decimal(found.size)}")
     _say_problems([found])
 
 
@@ -176,11 +177,3 @@ def _number(value: float | None) -> str | None:
 def _files(runs: "Sequence[RunSummary]") -> str:
     count = sum(len(run.files) for run in runs)
     return f"{count} file{'' if count == 1 else 's'}"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,16 @@ from fedunfold.training.comparison import Comparison, MethodResult
 RUNS = Path("runs")
 
 
-class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
-    """Shows where a run stands, and keeps what is done so far for an interruption."""
+class ProgressTracker(Callback):
+    """Shows where a run stands, within `bars`, and keeps what is done so far for an interruption."""
 
     def __init__(self) -> None:
-        self._bars = console.progress()
+        self.bars = console.progress()
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
         self.rounds_made = 0  # of the last trial, those before an interruption included
         self.learned: dict[str, LearnedWeights] = {}
         self.runs: dict[str, list[RunResult]] = {}
-
-    def __enter__(self) -> "ProgressTracker":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
 
     def on_start(self, settings: Mapping[str, Any]) -> None:
         self._rounds = settings["rounds"] * settings.get("trials", 1)
@@ -49,20 +41,20 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
     def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self.learned[method] = so_far
         task = self._task(f"{method}: learning weights", iterations)
-        self._bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
+        self.bars.update(task, completed=len(so_far.losses), note=f"outer loss {so_far.losses[-1]:.5g}")
 
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         task = self._task(f"{method}: rounds", self._rounds)
         self.rounds_made = round_index + 1
         primary = evaluation.primary
         note = f"{primary.text(primary.factor() * evaluation.score)}{primary.unit()}"
-        self._bars.update(task, advance=1, note=note)
+        self.bars.update(task, advance=1, note=note)
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
         # Rounds before an interruption are not reported again.
         task = self._task(f"{method}: rounds", self._rounds)
-        self._bars.update(task, completed=(trial + 1) * self._rounds // trials)
+        self.bars.update(task, completed=(trial + 1) * self._rounds // trials)
 
     def so_far(self, environment: str, at_least: int = 1) -> Comparison:
         """The methods with at least so many finished trials."""
@@ -75,7 +67,7 @@ class ProgressTracker(Callback, AbstractContextManager["ProgressTracker"]):
 
     def _task(self, what: str, total: int) -> TaskID:
         if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total, note="")
+            self._tasks[what] = self.bars.add_task(what, total=total, note="")
         return self._tasks[what]
 
 

@@ -26,7 +26,7 @@ MARKED = 40  # points of a line that still get a mark each
 
 def scores(group: Group) -> Chart:
     """The test's primary metric after every round: the mean of the trials, shaded by one standard deviation."""
-    traces, primary = [], group.primary
+    traces, primary = [], group.first.primary
     for i, method in enumerate(group.methods):
         values = method.scores
         rounds = list(range(1, values.shape[1] + 1))

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedunfold.core.task import PrimaryMetric
-from fedunfold.runs.schema import FederationRecord, MethodRecord, RunRecord
+from fedunfold.runs.schema import MethodRecord, RunRecord
 
 BASELINE = "fedavg"
 
@@ -39,29 +38,9 @@ class Group:
     runs: tuple[RunRecord, ...]
 
     @property
-    def name(self) -> str:
-        """The environment's name."""
-        return self.runs[0].environment
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
-        return self.runs[0].clients
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes' names."""
-        return self.runs[0].classes
-
-    @property
-    def federation(self) -> FederationRecord:
-        """Who takes part with what."""
-        return self.runs[0].federation
-
-    @property
-    def primary(self) -> PrimaryMetric:
-        """What the methods are compared by."""
-        return self.runs[0].primary
+    def first(self) -> RunRecord:
+        """What it says of environment, clients, classes and primary metric, all runs say."""
+        return self.runs[0]
 
     @cached_property
     def methods(self) -> tuple[LabelledMethod, ...]:

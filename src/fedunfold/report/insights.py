@@ -46,7 +46,7 @@ def _stopped(group: Group) -> Iterator[str]:
 def _outcomes(group: Group) -> Iterator[str]:
     if group.baseline is None:
         for method in group.methods:
-            yield f"{method.label} ends at {ended(method)}{_named(group.primary)}{_few(method)}."
+            yield f"{method.label} ends at {ended(method)}{_named(group.first.primary)}{_few(method)}."
         return
     for method in group.others:
         yield _outcome(method, group.baseline)
@@ -136,7 +136,7 @@ def _classes(group: Group) -> Iterator[str]:
         if base is None:
             weakest = int(np.nanargmin(mine))
             share = f"{mine[weakest]:.1f} % of its test samples right"
-            yield f"class {group.classes[weakest]} is the weakest of {method.label}: {share}."
+            yield f"class {group.first.classes[weakest]} is the weakest of {method.label}: {share}."
             continue
         theirs = base.class_accuracy.mean(0)
         change = mine - theirs
@@ -145,13 +145,13 @@ def _classes(group: Group) -> Iterator[str]:
         text += _count(losses, "loses", "lose")
         most = [(int(np.nanargmax(change)), "gains")] if gains else []
         most += [(int(np.nanargmin(change)), "loses")] if losses else []
-        parts = [f"class {group.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
+        parts = [f"class {group.first.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
         yield f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
 
 
 def _held_out(group: Group) -> Iterator[str]:
     """How the final models do on what clients held out."""
-    primary = group.primary
+    primary = group.first.primary
     for method in group.methods:
         if method.held_out is None or np.isnan(method.held_out).all():
             continue
@@ -160,13 +160,13 @@ def _held_out(group: Group) -> Iterator[str]:
         mean, low = (f"{primary.text(float(value))}{primary.unit()}" for value in (np.nanmean(means), means[worst]))
         yield (
             f"with {method.label}, the mean of the clients' {primary.label} on what they held out is {mean}, and the "
-            f"worst {low} at {group.clients[worst]}."
+            f"worst {low} at {group.first.clients[worst]}."
         )
 
 
 def _served(group: Group) -> Iterator[str]:
     """The client for which the final model is worst."""
-    base, primary = group.baseline, group.primary
+    base, primary = group.baseline, group.first.primary
     shown = [*group.others] if base is None else [base, *group.others]
     each = []
     for method in shown:
@@ -175,7 +175,7 @@ def _served(group: Group) -> Iterator[str]:
             continue
         others = f" and {worst.others} more" if worst.others else ""
         score = f"{primary.text(worst.score)}{primary.unit()}"
-        each.append(f"{group.clients[worst.client]}{others} with {score} under {method.label}")
+        each.append(f"{group.first.clients[worst.client]}{others} with {score} under {method.label}")
     if each:
         by = f"the final model's {primary.label} on its own training data"
         yield f"the worst-served client, by {by}, is {'; '.join(each)}."

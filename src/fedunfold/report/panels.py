@@ -79,9 +79,9 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
 
 
 def _labels(group: Group, of: str) -> Card | None:
-    if group.federation.classes < 2:
+    if group.first.federation.classes < 2:
         return None
-    chart = charts.labels_held(group.federation, group.clients, shortened(group.classes))
+    chart = charts.labels_held(group.first.federation, group.first.clients, shortened(group.first.classes))
     return Card(of, "Samples of each class at each client; empty where it has none.", (Drawing("", chart),))
 
 
@@ -90,7 +90,7 @@ def _scores(group: Group, of: str) -> Card | None:
         return None
     trials = sorted({len(method.scores) for method in group.methods})
     counted = " to ".join(str(count) for count in dict.fromkeys((trials[0], trials[-1])))
-    primary = group.primary
+    primary = group.first.primary
     about = f"{capital(primary.label)} on the test set after every round{primary.direction}."
     if trials[-1] > 1:
         about += f" Lines are means of {counted} trials; the shade is one standard deviation to either side."
@@ -141,12 +141,12 @@ def _outer_loss(run: RunRecord, of: str) -> Card | None:
 def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | None:
     """Every method beside the baseline, by class or by client; alone where there is none."""
     if what == "class":
-        names, on_axis = group.classes, shortened(group.classes)
+        names, on_axis = group.first.classes, shortened(group.first.classes)
         about = "Test accuracy of the final models in each class, mean of the trials."
         values = {m.label: m.class_accuracy.mean(0) for m in group.methods if m.class_accuracy.size}
         metric = ACCURACY
     else:
-        names, metric = group.clients, group.primary
+        names, metric = group.first.clients, group.first.primary
         on_axis = names
         about = f"{capital(metric.label)} of the final models on each client's own training data, mean of the trials."
         values = {method.label: method.client_scores.mean(0) for method in group.methods}

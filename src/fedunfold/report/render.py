@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
     """
     jinja2, offline = require_extra()
     groups = group_runs(runs)
-    names = distinct([group.name for group in groups])
+    names = distinct([group.first.environment for group in groups])
     shown = names if len(groups) > 1 else [""]
     found = {name: findings(group) for name, group in zip(names, groups, strict=True)}
     cards = cards_of(shown, groups)
@@ -77,17 +76,22 @@ def build(runs: Sequence[RunRecord]) -> Page:
         findings=list(zip(shown, found.values(), strict=True)),
         untested=[run.label if len(runs) > 1 else "" for run in runs if not run.methods],
         outcomes=outcome_table(groups),
-        federations=[(name, group.federation, client_table(group)) for name, group in zip(shown, groups, strict=True)],
+        federations=[
+            (name, group.first.federation, client_table(group)) for name, group in zip(shown, groups, strict=True)
+        ],
         facts=facts,
         cards=cards,
         robust=any(ROBUST.search(method.name) for run in runs for method in run.methods),
-        score=capital(groups[0].primary.label if len({group.primary for group in groups}) == 1 else "score"),
+        score=capital(
+            groups[0].first.primary.label if len({group.first.primary for group in groups}) == 1 else "score"
+        ),
         settings=[(run, settings_table(run)) for run in runs],
         version=VERSION,
         style=_part("page.css"),
         scripts=scripts,
         hashes=" ".join(f"'sha256-{_sha256(code)}'" for code in scripts.values()),
-        drawings=_inside_script(drawings),
+        # Cannot end the script element it stands in.
+        drawings=jinja2.utils.htmlsafe_json_dumps(drawings, allow_nan=False, separators=(",", ":")),
     )
     return Page(html, found)
 
@@ -99,9 +103,3 @@ def _part(name: str) -> str:
 def _sha256(code: str) -> str:
     """As the page's security policy names a script: no other one runs, wherever it may come from."""
     return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii")
-
-
-def _inside_script(document: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -42,18 +42,18 @@ def outcome_table(groups: Sequence[Group]) -> Table | None:
     tested = [group for group in groups if group.methods]
     if not tested:
         return None
-    metrics = {group.primary for group in tested}
+    metrics = {group.first.primary for group in tested}
     others = [n for n in (tested[0].methods[0].metrics if len(metrics) == 1 else ()) if n != BALANCED]
-    others = [name for name in others if name != tested[0].primary.name]
+    others = [name for name in others if name != tested[0].first.primary.name]
     rows = [_outcome(method, group, len(groups) > 1, others) for group in tested for method in group.methods]
-    score = f"test {tested[0].primary.label}" if len(metrics) == 1 else "test score"
+    score = f"test {tested[0].first.primary.label}" if len(metrics) == 1 else "test score"
     header = ("method", "trials", score, "difference", *map(words, others), "weakest class", "worst-served client")
     used = [i for i in range(len(header)) if header[i] != "weakest class" or any(row[i] != NONE for row in rows)]
     return Table(tuple(header[i] for i in used), tuple(tuple(row[i] for i in used) for row in rows))
 
 
 def _outcome(method: LabelledMethod, group: Group, several: bool, others: Sequence[str]) -> tuple[str, ...]:
-    base, primary = group.baseline, group.primary
+    base, primary = group.baseline, group.first.primary
     by_class, worst = method.class_accuracy.mean(0), worst_client(method)
     difference = NONE
     if base is not None and base is not method:
@@ -62,12 +62,12 @@ def _outcome(method: LabelledMethod, group: Group, several: bool, others: Sequen
         difference = difference.replace("-", "−")
     weakest = NONE
     if not np.isnan(by_class).all():
-        weakest = f"{np.nanmin(by_class):.1f} % (class {group.classes[np.nanargmin(by_class)]})"
+        weakest = f"{np.nanmin(by_class):.1f} % (class {group.first.classes[np.nanargmin(by_class)]})"
     served = NONE
     if worst is not None:
-        served = f"{primary.text(worst.score)}{primary.unit()} ({group.clients[worst.client]})"
+        served = f"{primary.text(worst.score)}{primary.unit()} ({group.first.clients[worst.client]})"
     more = [_metric(method, name) for name in others]
-    name = f"{method.label} · {group.name}" if several else method.label
+    name = f"{method.label} · {group.first.environment}" if several else method.label
     return name, str(len(method.finals)), ended(method), difference, *more, weakest, served
 
 
@@ -95,7 +95,7 @@ def facts(federation: FederationRecord) -> list[tuple[str, str]]:
 
 def client_table(group: Group) -> Table:
     """Who holds how much of what, how fast and how reliable, and how much it counts."""
-    federation = group.federation
+    federation = group.first.federation
     learned = {
         f"{name} · {run.label}" if len(group.runs) > 1 else name: weights.weights.mean(0).tolist()
         for run in group.runs
@@ -104,8 +104,8 @@ def client_table(group: Group) -> Table:
     learned = dict(list(learned.items())[:MOST_LEARNED])
     clients = federation.clients
     columns = {
-        "client": group.clients,
-        **({"labels": [_held(client, group.classes) for client in clients]} if federation.classes > 1 else {}),
+        "client": group.first.clients,
+        **({"labels": [_held(client, group.first.classes) for client in clients]} if federation.classes > 1 else {}),
         "samples": [f"{client.samples:,}" for client in clients],
         "by size": [f"{share:.3f}" for share in federation.shares],
     }

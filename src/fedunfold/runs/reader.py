@@ -265,12 +265,10 @@ def _join_trials(
             },
         )
         if served and served[0].held_out is not None:
-            held = np.array([end.held_out for end in served], dtype=np.float64)
-            if held.shape != (len(trials), clients):
-                raise ValueError("numbers of clients differ")
-            method = replace(method, held_out=held)
-        expected = (len(trials), clients), (len(trials), classes), (method.scores.shape[1], clients)
-        if (method.client_scores.shape, method.class_accuracy.shape, method.weights.shape) != expected:
+            method = replace(method, held_out=np.array([end.held_out for end in served], dtype=np.float64))
+        held = method.client_scores if method.held_out is None else method.held_out
+        expected = *[(len(trials), clients)] * 2, (len(trials), classes), (method.scores.shape[1], clients)
+        if (held.shape, method.client_scores.shape, method.class_accuracy.shape, method.weights.shape) != expected:
             raise ValueError("numbers of trials, clients or classes differ")
     except ValueError as error:  # also numpy's word for lists of different lengths
         problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
@@ -20,12 +19,12 @@ from fedunfold.config.fields import TaskField
 from fedunfold.config.model import Model, model_factory
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
-from fedunfold.core.settings import Count, explain
+from fedunfold.core.settings import Count
 from fedunfold.core.task import Task
 from fedunfold.io.atomic import is_plain_file, read_text, write_atomically
 from fedunfold.io.limits import RECORD_BYTES
 from fedunfold.io.safetensors import UNREADABLE, read_tensors
-from fedunfold.runs.reader import DamagedRunError, read_file
+from fedunfold.runs.reader import DamagedRunError, parse_record, read_file
 from fedunfold.runs.schema import MODEL, MODEL_RECORD, Record
 
 Format = Literal["safetensors", "torch-export", "onnx"]
@@ -94,10 +93,7 @@ class TrainedModel:
         folder = Path(run)
         if not is_plain_file(folder / MODEL) or not is_plain_file(folder / MODEL_RECORD):
             raise InputError(f"{folder} holds no trained model; name the folder of a finished run of one method.")
-        try:
-            record = ModelRecord.model_validate_json(read_file(folder / MODEL_RECORD))
-        except ValidationError as error:
-            raise DamagedRunError(folder / MODEL_RECORD, f"is not what was written ({explain(error)})") from error
+        record = parse_record(ModelRecord, read_file(folder / MODEL_RECORD), folder / MODEL_RECORD)
         module = model_factory(record.model, record.features, record.task.num_outputs)()
         try:
             module.load_state_dict(read_tensors(folder / MODEL, "pt")[0])

@@ -82,22 +82,19 @@ class Job:
         Raises:
             FedunfoldError: It failed; the message names it.
         """
+        began = time.monotonic()
         try:
-            self._run(records, device, on_part)
+            federation = _federation(self.case, self.row.seed_shift, device)
+            if self.trial is None:
+                learned = self._learn(federation, records, on_part)
+                records.save_weights(self.case, self.row.name, learned, time.monotonic() - began)
+            else:
+                result = self._train(federation, records, self.trial, on_part)
+                made = local_steps(self.case.env, self.case.load(), self.row.rounds) * result.participated.numpy()
+                seconds = time.monotonic() - began
+                records.save_trial(self.case, self.row.name, self.trial, result, int(made.sum()), seconds)
         except FedunfoldError as error:
             raise FedunfoldError(f"{self.name}: {error}") from error
-
-    def _run(self, records: StudyRecords, device: str, on_part: OnPart) -> None:
-        began = time.monotonic()
-        federation = _federation(self.case, self.row.seed_shift, device)
-        if self.trial is None:
-            learned = self._learn(federation, records, on_part)
-            records.save_weights(self.case, self.row.name, learned, time.monotonic() - began)
-        else:
-            result = self._train(federation, records, self.trial, on_part)
-            made = local_steps(self.case.env, self.case.load(), self.row.rounds) * result.participated.numpy()
-            seconds = time.monotonic() - began
-            records.save_trial(self.case, self.row.name, self.trial, result, int(made.sum()), seconds)
 
     def _learn(self, federation: SimulatedFederation, records: StudyRecords, on_part: OnPart) -> LearnedWeights:
         row, learning = self.row, self.row.learning

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.threading import threads_for
 from fedunfold.studies.jobs import Job, OnPart
 from fedunfold.studies.records import StudyRecords
 
@@ -38,19 +39,11 @@ def run_jobs(todo: Sequence[Job], records: StudyRecords, device: str, processes:
         FedunfoldError: A job failed, which it names, or a process was killed.
     """
     if processes == 1 or len(todo) < 2:
-        _run_here(todo, records, device, on_progress)
+        with threads_for(0):
+            for job in todo:
+                job.run(records, device, _in_costs(job, on_progress))
     else:
         _run_apart(todo, records, device, min(processes, len(todo)), on_progress)
-
-
-def _run_here(todo: Sequence[Job], records: StudyRecords, device: str, on_progress: OnProgress) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for job in todo:
-            job.run(records, device, _in_costs(job, on_progress))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run_apart(todo: Sequence[Job], records: StudyRecords, device: str, count: int, on_progress: OnProgress) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedunfold.core.errors import InputError
+from fedunfold.data.npz import first_line
 from fedunfold.io.atomic import read_json
 from fedunfold.plotting import save
 from fedunfold.runs.artifacts import text_writer
@@ -141,14 +142,9 @@ def _write_study(folder: Path, study: Study, seen: Sequence[CaseRecords]) -> lis
 
 def _read_made(file: Path) -> dict[str, Any]:
     try:
-        found = read_json(file)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; fix that, or delete it.") from error
-    except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; delete it, and run the same again.") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds no JSON object; delete it, and run the same again.")
-    return found
+        return {**read_json(file)}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({first_line(error)}); delete it, and run the same again.") from error
 
 
 def _part_of(run: list[StudyRow], names: set[str]) -> list[StudyRow]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Callback:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=5)
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 class CallbackList(Callback):
@@ -111,38 +112,21 @@ class CallbackList(Callback):
         self._callbacks = list(callbacks)
         self._log = log
 
-    def on_start(self, settings: Mapping[str, Any]) -> None:
-        self._call(lambda callback: callback.on_start(settings))
-
-    def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> bool:
-        return self._call(lambda callback: callback.on_outer_step(method, so_far, iterations))
-
-    def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> bool:
-        return self._call(lambda callback: callback.on_round_end(method, trial, round_index, evaluation))
-
-    def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        self._call(lambda callback: callback.on_trial_end(method, trial, trials, result))
-
-    def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._call(lambda callback: callback.on_results(rows))
-
-    def on_end(self, failure: BaseException | None) -> None:
-        self._call(lambda callback: callback.on_end(failure))
-
-    def on_artifacts(self, files: Sequence[Path]) -> None:
-        self._call(lambda callback: callback.on_artifacts(files))
-
-    def _call(self, event: Callable[[Callback], bool | None]) -> bool:
+    def _call(self, event: str, *about: Any) -> bool:
         """Whether one of the callbacks, all of which are called, returned True."""
         stop = False
         for callback in tuple(self._callbacks):
             try:
-                stop |= bool(event(callback))
+                stop |= bool(getattr(callback, event)(*about))
             except Exception as error:
                 self._callbacks.remove(callback)
-                about = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                self._log(f"{type(callback).__name__} failed ({about}); the run continues without it.")
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self._log(f"{type(callback).__name__} failed ({reason}); the run continues without it.")
         return stop
+
+
+for _event in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(CallbackList, _event, partialmethod(CallbackList._call, _event))
 
 
 @contextmanager

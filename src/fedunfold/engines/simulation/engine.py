@@ -1,10 +1,10 @@
 """The `Federation` contract in one process."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,24 +43,9 @@ from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.local_training import CohortResult, CohortTrainer, RoundContext
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 NOT_FINITE = "went non-finite during local training"
 Absent = tuple[np.ndarray, tuple[Tensor, Tensor] | None]
 """Losses of absent clients [K], and their outer loss with its gradient."""
-
-
-def _few_threads(
-    function: "Callable[Concatenate[SimulatedFederation, Arguments], Result]",
-) -> "Callable[Concatenate[SimulatedFederation, Arguments], Result]":
-    """Let a function run with as many threads as the federation's steps are worth."""
-
-    @wraps(function)
-    def run(self: "SimulatedFederation", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with threads_for(0 if self._backend.cpu else self.step_size, self._backend.threads):
-            return function(self, *args, **kwargs)
-
-    return run
 
 
 class SimulatedFederation:
@@ -137,10 +122,10 @@ class SimulatedFederation:
         stored = self.environment.rounds * clients * self.layout.num_params * self._dtype.itemsize
         return max(1, min(multiprocessors(self.device) // clients, self._backend.memory_budget // stored))
 
-    @_few_threads
     def initial_model(self, run: str) -> Tensor:
         """w^(0) of a run, [d]."""
-        return flatten_model(seeded(self._build, self.environment.seed, run)).to(self.device, self._dtype)
+        with self._threads():
+            return flatten_model(seeded(self._build, self.environment.seed, run)).to(self.device, self._dtype)
 
     def module(self, model: Tensor) -> nn.Module:
         """The module with the model w [d] in it, on the CPU, ready to predict; frozen parameters are shared."""
@@ -153,15 +138,14 @@ class SimulatedFederation:
         """Stands for what of the model is not trained; empty where all of it is."""
         return frozen_digest(self._template)
 
-    @_few_threads
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         """One round of every run. On a GPU their clients train together."""
-        rounds = [self._context(request) for request in requests]
-        if self._batches_runs(requests):
-            return self._train(rounds)
-        return [self._train([context])[0] for context in rounds]
+        with self._threads():
+            rounds = [self._context(request) for request in requests]
+            if self._batches_runs(requests):
+                return self._train(rounds)
+            return [self._train([context])[0] for context in rounds]
 
-    @_few_threads
     def vjp(
         self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
     ) -> list[Tensor]:
@@ -176,42 +160,48 @@ class SimulatedFederation:
         # Scaled as the round was run: with all who trained, also those who have been rejected since.
         trained = [self._context(request) for request in requests]
         rounds = [replace(context, participating=p.numpy()) for context, p in zip(trained, participated, strict=True)]
-        if self._batches_runs(requests):
-            return self._trainer.backward(rounds, adjoints)
-        return [self._trainer.backward([context], [rows])[0] for context, rows in zip(rounds, adjoints, strict=True)]
+        with self._threads():
+            if self._batches_runs(requests):
+                return self._trainer.backward(rounds, adjoints)
+            pairs = zip(rounds, adjoints, strict=True)
+            return [self._trainer.backward([context], [rows])[0] for context, rows in pairs]
 
-    @_few_threads
     def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
         """The final evaluation at w^(T) of every run."""
-        everybody = np.ones(len(self.clients), dtype=bool)
-        results = []
-        for request in requests:
-            context = self._context(request, Participation(everybody, everybody))
-            loss, gradient = self._evaluator.outer_at(context, context.clients)
-            results.append(OuterLossResult(self._finite(loss, context), gradient))
-        return results
+        with self._threads():
+            everybody = np.ones(len(self.clients), dtype=bool)
+            results = []
+            for request in requests:
+                context = self._context(request, Participation(everybody, everybody))
+                loss, gradient = self._evaluator.outer_at(context, context.clients)
+                results.append(OuterLossResult(self._finite(loss, context), gradient))
+            return results
 
-    @_few_threads
     def evaluate(self, models: Sequence[Tensor]) -> list[Evaluation]:
         """Accuracy and loss of models on the test set."""
-        for model in models:
-            self.layout.check(model, "the model")
-        return self._evaluator.test(torch.stack(list(models)))
+        with self._threads():
+            for model in models:
+                self.layout.check(model, "the model")
+            return self._evaluator.test(torch.stack(list(models)))
 
-    @_few_threads
     def statistics(self, model: Tensor) -> tuple[Tensor, float]:
         """The task's statistics on the test set [M], which those of other rows are added to, and the mean loss."""
-        self.layout.check(model, "the model")
-        (found,) = self._evaluator.test_statistics(model[None])
-        return found
+        with self._threads():
+            self.layout.check(model, "the model")
+            (found,) = self._evaluator.test_statistics(model[None])
+            return found
 
-    @_few_threads
     def client_accuracies(self, model: Tensor) -> Tensor:
         """The primary metric of one model on each client's own training data, [K]."""
-        self.layout.check(model, "the model")
-        clients = np.arange(len(self.clients))
-        shared = model.to(self.device, self._dtype).expand(len(clients), -1)
-        return self._evaluator.scores(shared, clients)
+        with self._threads():
+            self.layout.check(model, "the model")
+            clients = np.arange(len(self.clients))
+            shared = model.to(self.device, self._dtype).expand(len(clients), -1)
+            return self._evaluator.scores(shared, clients)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """As many as the federation's steps are worth."""
+        return threads_for(0 if self._backend.cpu else self.step_size, self._backend.threads)
 
     # --- one round ---------------------------------------------------------------------------------------
 
