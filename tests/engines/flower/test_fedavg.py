@@ -16,10 +16,10 @@ from fedunfold.core.parts import LocalOptimizer
 from fedunfold.engines.flower import (
     ClientDescription,
     WeightedStrategy,
-    add_registration,
     client_app,
     client_from_environment,
     federation_from_environment,
+    registration_mod,
 )
 from fedunfold.local import nova, sgd
 from fedunfold.rules import size
@@ -58,7 +58,13 @@ def model_of(arrays: ArrayRecord) -> Tensor:
 
 def ordinary_app(env: Environment, *, registers: bool = False) -> ClientApp:
     """Clients as any Flower app has them: they load the model, train it in plain PyTorch, and send it back."""
-    app, plain, keys = ClientApp(), Plain(env, mlp(env), torch.float32), env.load().keys
+    plain, keys = Plain(env, mlp(env), torch.float32), env.load().keys
+
+    def describe(context: Context) -> ClientDescription:
+        k = int(context.node_config["k"])
+        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()))
+
+    app = ClientApp(mods=[registration_mod(describe)] if registers else [])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -68,12 +74,6 @@ def ordinary_app(env: Environment, *, registers: bool = False) -> ClientApp:
         metrics = MetricRecord({"num-examples": SIZES[keys[k]]})
         return Message(RecordDict({"arrays": arrays_of(env, trained), "metrics": metrics}), reply_to=message)
 
-    def describe(context: Context) -> ClientDescription:
-        k = int(context.node_config["k"])
-        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()))
-
-    if registers:
-        add_registration(app, describe)
     return app
 
 

@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedunfold as fu
-from fedunfold.core.errors import InputError
-from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, report_metrics_mod
+from fedunfold.core.errors import FederationError, InputError
+from fedunfold.engines.flower import ClientDescription, WeightedStrategy, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.wire import RecordLayout
 from fedunfold.rules.learned import LearnedWeights
 from tests.support.grid import LocalGrid
@@ -33,7 +33,11 @@ def ordinary(message: Message, context: Context) -> Message:
 
 
 def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context], Message] = ordinary) -> ClientApp:
-    app = ClientApp()
+    def describe(context: Context) -> ClientDescription:
+        assert keys is not None
+        return ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1))
+
+    app = ClientApp(mods=[] if keys is None else [registration_mod(describe)])
     app.train()(train)
 
     @app.evaluate()
@@ -41,11 +45,6 @@ def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context
         metrics = MetricRecord({"num-examples": 5, "eval_loss": float(context.node_config["pull"])})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    if keys is not None:
-        add_registration(
-            app,
-            lambda context: ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1)),
-        )
     return app
 
 
@@ -75,7 +74,14 @@ def test_size_weights_are_fedavg() -> None:
     assert trained(ours) == pytest.approx(trained(theirs))
     assert ours.arrays["count"].numpy().tolist() == [7]
     assert ours.arrays["w"].numpy().dtype == np.float32
-    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+    for rounds, expected in (
+        (ours.evaluate_metrics_clientapp, theirs.evaluate_metrics_clientapp),
+        (ours.train_metrics_clientapp, theirs.train_metrics_clientapp),
+    ):
+        assert {t: dict(found) for t, found in rounds.items()} == {
+            t: pytest.approx(dict(found), rel=1e-12) for t, found in expected.items()
+        }
+    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((1 + 2 + 4) / 3)
     assert ours.train_metrics_clientapp[1]["loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
 
 
@@ -159,7 +165,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
     "NaN": lambda reply: changed(reply, b=np.full(3, np.nan, dtype=np.float32)),
     "infinite": lambda reply: changed(reply, b=np.array([np.inf, -np.inf, 0], dtype=np.float32)),
     "another shape": lambda reply: changed(reply, b=np.zeros(4, dtype=np.float32)),
-    "another type": lambda reply: changed(reply, b=np.zeros(3, dtype=np.int64)),
+    "complex numbers": lambda reply: changed(reply, b=np.zeros(3, dtype=np.complex64)),
     "another name": lambda reply: changed(reply, c=np.zeros(3, dtype=np.float32)),
     "no arrays": lambda reply: RecordDict({"metrics": reply.content["metrics"]}),
     "two array records": lambda reply: RecordDict({**reply.content, "more": reply.content["arrays"]}),
@@ -173,6 +179,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
     "no bytes": lambda reply: raw(reply, b""),
     "far too large": lambda reply: changed(reply, b=np.full(3, 3e38, dtype=np.float32)),
     "another counter": lambda reply: changed(reply, count=np.zeros(10)),
+    "a counter that is no number": lambda reply: changed(reply, count=np.array([np.nan])),
     "a negative loss": lambda reply: RecordDict(
         {"arrays": reply.content["arrays"], "metrics": MetricRecord({"num-examples": 10, "loss": -1.0})}
     ),
@@ -186,7 +193,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
 def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if node == 2 and reply.metadata.message_type == "train":
-            reply.content = BAD[kind](reply)
+            reply.content = RecordDict({**reply.content.config_records, **BAD[kind](reply)})
         return reply
 
     strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
@@ -198,7 +205,7 @@ def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
-    """The first count is taken, and within bounds."""
+    """A count is taken within bounds."""
 
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
@@ -221,16 +228,30 @@ def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> Non
     assert "1000000000000 is more than the 1000000000 samples of a client" in caplog.text
 
 
-def test_nobody_answers() -> None:
-    def spoil(reply: Message, node: int) -> Message | None:
+@pytest.mark.parametrize("keys", [None, {1: "a", 2: "b", 3: "c"}])
+def test_a_run_that_trains_nothing_is_an_error(keys: Any) -> None:
+    def lost(reply: Message, node: int) -> Message | None:
         return None if reply.metadata.message_type == "train" else reply
 
     strategy = WeightedStrategy(fu.uniform())
-    assert trained(start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=2)) == 0.0
+    with pytest.raises(FederationError, match="none of 2 rounds has trained the model.*no client has sent an update"):
+        start(strategy, LocalGrid(app_of(keys), NODES, lost), rounds=2)
     assert strategy.weights == [{}, {}]
-    known = WeightedStrategy(fu.uniform())
-    result = start(known, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES, spoil), rounds=2)
-    assert trained(result) == 0.0
+
+    def broken(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type == "train" and strategy.weights:
+            reply.content = BAD["NaN"](reply)
+        return lost(reply, node) if not strategy.weights else reply
+
+    strategy = WeightedStrategy()
+    with pytest.raises(FederationError, match="none of 2 rounds"):
+        start(strategy, LocalGrid(app_of(keys), NODES, broken), rounds=2)
+
+
+def test_a_run_without_training_is_none() -> None:
+    strategy = WeightedStrategy(fraction_train=0.0)
+    start(strategy, LocalGrid(app_of(), NODES), rounds=1)
+    assert strategy.weights == []
 
 
 def test_a_client_keeps_its_id_over_a_restart() -> None:
@@ -279,11 +300,9 @@ def test_the_mod_reports_what_rules_need() -> None:
     assert sorted(entry["accuracy"] for entry in seen) == pytest.approx([0.05, 0.1, 0.2])
 
 
-def test_arrays_without_a_floating_point_number_are_refused() -> None:
-    strategy = WeightedStrategy()
-    whole = ArrayRecord({"count": Array(np.array([1, 2]))})
-    with pytest.raises(InputError, match="no floating-point numbers"):
-        strategy.start(LocalGrid(app_of(), NODES), whole, num_rounds=1, train_config=ConfigRecord())
+def test_a_model_without_arrays_is_refused() -> None:
+    with pytest.raises(InputError, match="arrays are empty"):
+        WeightedStrategy().start(LocalGrid(app_of(), NODES), ArrayRecord({}), num_rounds=1, train_config=ConfigRecord())
 
 
 def test_other_byte_orders_are_read() -> None:
@@ -327,7 +346,7 @@ def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
     assert strategy.failures.as_dict() == {"node:9": {"rejected": 1}}
 
 
-def test_counters_come_from_a_client_that_has_weight_and_stay() -> None:
+def test_counters_are_averaged_as_the_model_is_and_stay() -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
             return reply
@@ -337,9 +356,9 @@ def test_counters_come_from_a_client_that_has_weight_and_stay() -> None:
         reply.content = changed(reply, count=np.array([node]), **wrong)
         return reply
 
-    strategy = WeightedStrategy(fu.dr(q=0), absent="keep")
+    strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
     result = start(strategy, LocalGrid(app_of(), NODES, spoil))
-    assert result.arrays["count"].numpy().tolist() == [3]
+    assert result.arrays["count"].numpy().tolist() == pytest.approx([(1 * 1 + 3 * 4) / 5])
 
 
 def test_a_rule_that_fails_has_its_round_skipped(caplog: pytest.LogCaptureFixture) -> None:
@@ -372,8 +391,6 @@ def test_learned_weights_bring_what_they_were_learned_for() -> None:
     assert WeightedStrategy(learned, absent="drop").algorithm.absent == "drop"
     with pytest.raises(InputError, match="learned for 2 rounds"):
         start(strategy, LocalGrid(app_of(), NODES), rounds=3)
-    with pytest.raises(InputError, match="leave out train_metrics_aggr_fn"):
-        WeightedStrategy(train_metrics_aggr_fn=lambda records, key: MetricRecord())
 
 
 def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
@@ -384,11 +401,12 @@ def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
     }
     record = ArrayRecord({name: Array(values) for name, values in parts.items()})
     layout = RecordLayout.of(record)
-    flat, others = layout.read(record)
+    model = layout.read(record)
+    flat = model.vector
     assert flat.tolist() == [3.0, 4.0, 5.0, 1.0, 2.0]
     assert (layout.params.names, layout.params.buffer_names) == (("linear.weight",), ("norm.running_mean",))
     assert layout.params.buffers(flat).tolist() == [1.0, 2.0]
-    back = layout.record(flat, others)
+    back = layout.record(model)
     assert list(back) == list(parts)
     for name, values in parts.items():
         assert np.array_equal(back[name].numpy(), values)
