@@ -141,7 +141,7 @@ def test_the_step_of_a_sampled_round_is_not_smaller(local: LocalOptimizer) -> No
 
 @pytest.mark.parametrize("server", [adam(lr=0.05), server_sgd()], ids=lambda server: server.name)
 def test_a_rule_that_decides_on_step_and_momentum(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """u = s Σ Θ Δ + β u of the round before, under any server optimiser: the strategy's numbers are the simulation's."""
+    """u = s Σ Θ Δ + β u of the round before, under a server optimiser: the numbers are the simulation's."""
 
     @rule()
     def deciding(report: Any, state: Any) -> Any:

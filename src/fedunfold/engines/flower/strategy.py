@@ -234,7 +234,8 @@ class WeightedStrategy(FedAvg):
         entering = coefficients(decision.weights, aggregated.eligible).tolist()
         alpha = {name: a for name, a in zip(report.client_ids, entering, strict=True) if name in updates}
         run.counters = {
-            name: old + sum(a * (updates[client].arrays.counters[name] - old) for client, a in alpha.items())
+            # numpy makes a plain number of a sum of arrays without dimensions
+            name: np.asarray(old + sum(a * (updates[k].arrays.counters[name] - old) for k, a in alpha.items()))
             for name, old in run.counters.items()
         }
         run.types = next((update.arrays.types for update in updates.values()), run.types)
