@@ -34,6 +34,13 @@ class ServerState:
         """Before the first round."""
         return cls(model, algorithm.server.init(model))
 
+    def widened(self) -> "ServerState":
+        """The same in double precision."""
+        memory = {k: row.double() for k, row in self.memory.items()}
+        direction = None if self.direction is None else self.direction.double()
+        optimizer = tuple(part.double() if part.is_floating_point() else part for part in self.optimizer)
+        return ServerState(self.model.double(), optimizer, memory, direction)
+
 
 @dataclass(frozen=True)
 class Aggregated:

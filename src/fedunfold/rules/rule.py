@@ -2,8 +2,9 @@
 
 A rule is a pure function with its state passed through: `(report, state) -> (weights, state)`. The state of
 the first round is None; what a rule stores in it is its own affair. `required_metrics` names what the clients have to
-compute for the rule, and only that is requested of them. In the place of weights it may return a `RoundDecision` with a
-step size and a momentum.
+compute for the rule, and only that is requested of them. A rule may also have `optional_metrics`, which it can do
+without: they are requested too, and NaN for a client that does not report them, as an ordinary Flower client. In the
+place of weights it may return a `RoundDecision` with a step size and a momentum.
 """
 
 import inspect
@@ -51,14 +52,16 @@ class Rule:
         name: What it is called in tables.
         weigh: The function.
         required_metrics: What clients have to report for it.
+        optional_metrics: What it reads where clients report it; NaN where they do not.
     """
 
     name: str
     weigh: Weigh = field(repr=False)
     required_metrics: frozenset[Metric] = frozenset()
+    optional_metrics: frozenset[Metric] = frozenset()
 
     def __post_init__(self) -> None:
-        _check_metrics(self.name, self.required_metrics)
+        _check_metrics(self.name, requested_metrics(self))
 
     def __call__(self, report: ClientUpdates, state: State) -> tuple[Decided, State]:
         """Θ^(t) as a float64 CPU tensor [K], alone or in a `RoundDecision`, and the state for the next round."""
@@ -76,6 +79,16 @@ class Rule:
             )
         weights = _checked_weights(decided.weights, report, where)
         return RoundDecision(weights, float(decided.step), float(decided.momentum)), state
+
+
+def requested_metrics(rule: WeightingRule) -> frozenset[Metric]:
+    """What is requested of clients for a rule: what it requires, and what it reads where there is any.
+
+    >>> from fedunfold.rules import dr
+    >>> sorted(requested_metrics(dr()))
+    ['loss']
+    """
+    return rule.required_metrics | frozenset[Metric](getattr(rule, "optional_metrics", ()))
 
 
 def decide(rule: WeightingRule, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
@@ -110,7 +123,7 @@ def simplex_violation(weights: Tensor, names: Iterable[str]) -> str | None:
     return None
 
 
-def rule(*required_metrics: Metric) -> Callable[[Weigh], Rule]:
+def rule(*required_metrics: Metric, optional: Iterable[Metric] = ()) -> Callable[[Weigh], Rule]:
     """Make a weighting rule of a function.
 
     The function gets a round's `ClientUpdates` and its own state (None at first), and returns Θ for all clients and
@@ -120,6 +133,7 @@ def rule(*required_metrics: Metric) -> Callable[[Weigh], Rule]:
         *required_metrics: What clients have to report. `loss`: the sum of the minibatch losses each client met;
             `start_loss`: its mean loss at w^(t); `accuracy`: its own model's, on its own training data; `gradients`:
             its sum of local gradients.
+        optional: What it reads where clients report it, and does without where they do not (NaN).
 
     >>> import torch
     >>> from fedunfold.core.messages import ClientMetrics, ClientUpdates
@@ -134,26 +148,29 @@ def rule(*required_metrics: Metric) -> Callable[[Weigh], Rule]:
     >>> worst_only(report, None)[0].tolist()
     [0.0, 1.0]
     """
-    return lambda function: Rule(function.__name__, function, frozenset(required_metrics))
+    return lambda function: Rule(function.__name__, function, frozenset(required_metrics), frozenset(optional))
 
 
 def as_rule(thing: WeightingRule | Weigh) -> WeightingRule:
     """A rule as it is, or a function `(report, state) -> (weights, state)` made one.
 
-    A function may name what it needs in an attribute `required_metrics`, as `rule` does for it.
+    A function may name what it reads in attributes `required_metrics` and `optional_metrics`, as `rule` does for it.
     """
     name = str(getattr(thing, "name", getattr(thing, "__name__", type(thing).__name__)))
     if isinstance(thing, WeightingRule):
-        _check_metrics(name, thing.required_metrics)
+        _check_metrics(name, requested_metrics(thing))
         return thing
     if not (callable(thing) and _takes_report_and_state(thing)):
         raise InputError(
             f"'{name}' is no weighting rule; give one such as size(), with its parentheses,"
             " or a function (report, state) -> (weights, state)."
         )
-    declared: Any = getattr(thing, "required_metrics", ())
-    metrics: Iterable[Any] = [declared] if isinstance(declared, str) else declared
-    return Rule(name, thing, frozenset(metrics))
+    return Rule(name, thing, _declared(thing, "required_metrics"), _declared(thing, "optional_metrics"))
+
+
+def _declared(function: Weigh, attribute: str) -> frozenset[Any]:
+    declared: Any = getattr(function, attribute, ())
+    return frozenset([declared] if isinstance(declared, str) else declared)
 
 
 def _takes_report_and_state(function: Callable[..., object]) -> bool:

@@ -21,7 +21,7 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
-from fedunfold.rules.rule import WeightingRule, decide
+from fedunfold.rules.rule import WeightingRule, decide, requested_metrics
 from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
@@ -143,7 +143,7 @@ def _next_round(
 ) -> list[RunState]:
     """Round t of every run; the states before it stay as they are."""
     requests = [
-        algorithm.request(run, t, state.server.model, required_metrics=rule.required_metrics)
+        algorithm.request(run, t, state.server.model, required_metrics=requested_metrics(rule))
         for run, state in zip(runs, states, strict=True)
     ]
     trained = zip(federation.train(requests), states, strict=True)

@@ -12,17 +12,19 @@ from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.parts import LocalOptimizer
+from fedunfold.core.parts import LocalOptimizer, RoundDecision
 from fedunfold.engines.flower import (
     ClientDescription,
     WeightedStrategy,
-    add_registration,
     client_app,
     client_from_environment,
     federation_from_environment,
+    registration_mod,
 )
 from fedunfold.local import nova, sgd
-from fedunfold.rules import size
+from fedunfold.rules import rule, size
+from fedunfold.server import adam
+from fedunfold.server import sgd as server_sgd
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import RUN, Plain, mlp, participation, simulated, tiny
 from tests.support.grid import LocalGrid
@@ -58,7 +60,13 @@ def model_of(arrays: ArrayRecord) -> Tensor:
 
 def ordinary_app(env: Environment, *, registers: bool = False) -> ClientApp:
     """Clients as any Flower app has them: they load the model, train it in plain PyTorch, and send it back."""
-    app, plain, keys = ClientApp(), Plain(env, mlp(env), torch.float32), env.load().keys
+    plain, keys = Plain(env, mlp(env), torch.float32), env.load().keys
+
+    def describe(context: Context) -> ClientDescription:
+        k = int(context.node_config["k"])
+        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()))
+
+    app = ClientApp(mods=[registration_mod(describe)] if registers else [])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -68,12 +76,6 @@ def ordinary_app(env: Environment, *, registers: bool = False) -> ClientApp:
         metrics = MetricRecord({"num-examples": SIZES[keys[k]]})
         return Message(RecordDict({"arrays": arrays_of(env, trained), "metrics": metrics}), reply_to=message)
 
-    def describe(context: Context) -> ClientDescription:
-        k = int(context.node_config["k"])
-        return ClientDescription(keys[k], tuple(env.load().label_counts[k].tolist()))
-
-    if registers:
-        add_registration(app, describe)
     return app
 
 
@@ -135,3 +137,21 @@ def test_the_step_of_a_sampled_round_is_not_smaller(local: LocalOptimizer) -> No
         env = Environment.from_arrays(clients, (x, y), clients_per_round=clients_per_round, **settings)
         models += [result.model for result in run_rounds(simulated(env), size(), 2, algorithm=Algorithm(local))]
     torch.testing.assert_close(models[1], models[0])
+
+
+@pytest.mark.parametrize("server", [adam(lr=0.05), server_sgd()], ids=lambda server: server.name)
+def test_a_rule_that_decides_on_step_and_momentum(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """u = s Σ Θ Δ + β u of the round before, under a server optimiser: the numbers are the simulation's."""
+
+    @rule()
+    def deciding(report: Any, state: Any) -> Any:
+        weights = report.num_examples.double() / report.num_examples.sum()
+        return RoundDecision(weights, step=0.7 + 0.2 * report.round, momentum=0.5), state
+
+    env = sampled()
+    strategy = WeightedStrategy(deciding, server=server, fraction_evaluate=0.0)
+    ours = by_strategy(env, strategy, monkeypatch)
+    for t, found in enumerate(ours):
+        algorithm = Algorithm(absent="drop", server=server)
+        (expected,) = run_rounds(simulated(env, dtype=torch.float32), deciding, t + 1, algorithm=algorithm)
+        torch.testing.assert_close(found, expected.model, rtol=1e-5, atol=1e-5)

@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedunfold as fu
-from fedunfold.core.errors import InputError
-from fedunfold.engines.flower import ClientDescription, WeightedStrategy, add_registration, report_metrics_mod
+from fedunfold.core.errors import FederationError, InputError
+from fedunfold.engines.flower import ClientDescription, WeightedStrategy, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.wire import RecordLayout
 from fedunfold.rules.learned import LearnedWeights
 from tests.support.grid import LocalGrid
@@ -33,7 +33,11 @@ def ordinary(message: Message, context: Context) -> Message:
 
 
 def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context], Message] = ordinary) -> ClientApp:
-    app = ClientApp()
+    def describe(context: Context) -> ClientDescription:
+        assert keys is not None
+        return ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1))
+
+    app = ClientApp(mods=[] if keys is None else [registration_mod(describe)])
     app.train()(train)
 
     @app.evaluate()
@@ -41,11 +45,6 @@ def app_of(keys: dict[int, str] | None = None, train: Callable[[Message, Context
         metrics = MetricRecord({"num-examples": 5, "eval_loss": float(context.node_config["pull"])})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    if keys is not None:
-        add_registration(
-            app,
-            lambda context: ClientDescription(keys[context.node_id], (int(context.node_config["n"]) - 1, 1)),
-        )
     return app
 
 
@@ -73,9 +72,16 @@ def trained(result: Any) -> float:
 def test_size_weights_are_fedavg() -> None:
     ours, theirs = (start(strategy, LocalGrid(app_of(), NODES)) for strategy in (WeightedStrategy(), FedAvg()))
     assert trained(ours) == pytest.approx(trained(theirs))
-    assert ours.arrays["count"].numpy().tolist() == [7]
+    assert ours.arrays["count"].numpy().tolist() == pytest.approx(theirs.arrays["count"].numpy().tolist())
     assert ours.arrays["w"].numpy().dtype == np.float32
-    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
+    for rounds, expected in (
+        (ours.evaluate_metrics_clientapp, theirs.evaluate_metrics_clientapp),
+        (ours.train_metrics_clientapp, theirs.train_metrics_clientapp),
+    ):
+        assert {t: dict(found) for t, found in rounds.items()} == {
+            t: pytest.approx(dict(found), rel=1e-12) for t, found in expected.items()
+        }
+    assert ours.evaluate_metrics_clientapp[2]["eval_loss"] == pytest.approx((1 + 2 + 4) / 3)
     assert ours.train_metrics_clientapp[1]["loss"] == pytest.approx((10 + 2 * 20 + 4 * 10) / 40)
 
 
@@ -159,7 +165,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
     "NaN": lambda reply: changed(reply, b=np.full(3, np.nan, dtype=np.float32)),
     "infinite": lambda reply: changed(reply, b=np.array([np.inf, -np.inf, 0], dtype=np.float32)),
     "another shape": lambda reply: changed(reply, b=np.zeros(4, dtype=np.float32)),
-    "another type": lambda reply: changed(reply, b=np.zeros(3, dtype=np.int64)),
+    "complex numbers": lambda reply: changed(reply, b=np.zeros(3, dtype=np.complex64)),
     "another name": lambda reply: changed(reply, c=np.zeros(3, dtype=np.float32)),
     "no arrays": lambda reply: RecordDict({"metrics": reply.content["metrics"]}),
     "two array records": lambda reply: RecordDict({**reply.content, "more": reply.content["arrays"]}),
@@ -173,6 +179,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
     "no bytes": lambda reply: raw(reply, b""),
     "far too large": lambda reply: changed(reply, b=np.full(3, 3e38, dtype=np.float32)),
     "another counter": lambda reply: changed(reply, count=np.zeros(10)),
+    "a counter that is no number": lambda reply: changed(reply, count=np.array([np.nan])),
     "a negative loss": lambda reply: RecordDict(
         {"arrays": reply.content["arrays"], "metrics": MetricRecord({"num-examples": 10, "loss": -1.0})}
     ),
@@ -186,7 +193,7 @@ BAD: dict[str, Callable[[Message], RecordDict]] = {
 def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if node == 2 and reply.metadata.message_type == "train":
-            reply.content = BAD[kind](reply)
+            reply.content = RecordDict({**reply.content.config_records, **BAD[kind](reply)})
         return reply
 
     strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
@@ -198,7 +205,7 @@ def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
-    """The first count is taken, and within bounds."""
+    """A count is taken within bounds."""
 
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
@@ -221,16 +228,30 @@ def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> Non
     assert "1000000000000 is more than the 1000000000 samples of a client" in caplog.text
 
 
-def test_nobody_answers() -> None:
-    def spoil(reply: Message, node: int) -> Message | None:
+@pytest.mark.parametrize("keys", [None, {1: "a", 2: "b", 3: "c"}])
+def test_a_run_that_trains_nothing_is_an_error(keys: Any) -> None:
+    def lost(reply: Message, node: int) -> Message | None:
         return None if reply.metadata.message_type == "train" else reply
 
     strategy = WeightedStrategy(fu.uniform())
-    assert trained(start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=2)) == 0.0
+    with pytest.raises(FederationError, match=r"none of 2 rounds has trained the model.*no client has sent an update"):
+        start(strategy, LocalGrid(app_of(keys), NODES, lost), rounds=2)
     assert strategy.weights == [{}, {}]
-    known = WeightedStrategy(fu.uniform())
-    result = start(known, LocalGrid(app_of({1: "a", 2: "b", 3: "c"}), NODES, spoil), rounds=2)
-    assert trained(result) == 0.0
+
+    def broken(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type == "train" and strategy.weights:
+            reply.content = BAD["NaN"](reply)
+        return lost(reply, node) if not strategy.weights else reply
+
+    strategy = WeightedStrategy()
+    with pytest.raises(FederationError, match="none of 2 rounds"):
+        start(strategy, LocalGrid(app_of(keys), NODES, broken), rounds=2)
+
+
+def test_a_run_without_training_is_none() -> None:
+    strategy = WeightedStrategy(fraction_train=0.0)
+    start(strategy, LocalGrid(app_of(), NODES), rounds=1)
+    assert strategy.weights == []
 
 
 def test_a_client_keeps_its_id_over_a_restart() -> None:
@@ -279,11 +300,9 @@ def test_the_mod_reports_what_rules_need() -> None:
     assert sorted(entry["accuracy"] for entry in seen) == pytest.approx([0.05, 0.1, 0.2])
 
 
-def test_arrays_without_a_floating_point_number_are_refused() -> None:
-    strategy = WeightedStrategy()
-    whole = ArrayRecord({"count": Array(np.array([1, 2]))})
-    with pytest.raises(InputError, match="no floating-point numbers"):
-        strategy.start(LocalGrid(app_of(), NODES), whole, num_rounds=1, train_config=ConfigRecord())
+def test_a_model_without_arrays_is_refused() -> None:
+    with pytest.raises(InputError, match="arrays are empty"):
+        WeightedStrategy().start(LocalGrid(app_of(), NODES), ArrayRecord({}), num_rounds=1, train_config=ConfigRecord())
 
 
 def test_other_byte_orders_are_read() -> None:
@@ -327,7 +346,7 @@ def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
     assert strategy.failures.as_dict() == {"node:9": {"rejected": 1}}
 
 
-def test_counters_come_from_a_client_that_has_weight_and_stay() -> None:
+def test_counters_are_averaged_as_the_model_is_and_stay() -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
             return reply
@@ -337,9 +356,9 @@ def test_counters_come_from_a_client_that_has_weight_and_stay() -> None:
         reply.content = changed(reply, count=np.array([node]), **wrong)
         return reply
 
-    strategy = WeightedStrategy(fu.dr(q=0), absent="keep")
+    strategy = WeightedStrategy(fu.dr(q=0), absent="drop")
     result = start(strategy, LocalGrid(app_of(), NODES, spoil))
-    assert result.arrays["count"].numpy().tolist() == [3]
+    assert result.arrays["count"].numpy().tolist() == pytest.approx([(1 * 1 + 3 * 4) / 5])
 
 
 def test_a_rule_that_fails_has_its_round_skipped(caplog: pytest.LogCaptureFixture) -> None:
@@ -372,8 +391,6 @@ def test_learned_weights_bring_what_they_were_learned_for() -> None:
     assert WeightedStrategy(learned, absent="drop").algorithm.absent == "drop"
     with pytest.raises(InputError, match="learned for 2 rounds"):
         start(strategy, LocalGrid(app_of(), NODES), rounds=3)
-    with pytest.raises(InputError, match="leave out train_metrics_aggr_fn"):
-        WeightedStrategy(train_metrics_aggr_fn=lambda records, key: MetricRecord())
 
 
 def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
@@ -384,11 +401,12 @@ def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
     }
     record = ArrayRecord({name: Array(values) for name, values in parts.items()})
     layout = RecordLayout.of(record)
-    flat, others = layout.read(record)
+    model = layout.read(record)
+    flat = model.vector
     assert flat.tolist() == [3.0, 4.0, 5.0, 1.0, 2.0]
     assert (layout.params.names, layout.params.buffer_names) == (("linear.weight",), ("norm.running_mean",))
     assert layout.params.buffers(flat).tolist() == [1.0, 2.0]
-    back = layout.record(flat, others)
+    back = layout.record(model)
     assert list(back) == list(parts)
     for name, values in parts.items():
         assert np.array_equal(back[name].numpy(), values)
@@ -404,3 +422,123 @@ def test_one_that_pulls_far_away_is_held_off(settings: Any) -> None:
     assert trained(result) == pytest.approx(1)
     assert strategy.failures.as_dict() == ({"node:6": {"rejected": 1}} if "filter" in settings else {})
     assert trained(start(WeightedStrategy(fu.uniform()), LocalGrid(app_of(), MANY), rounds=1)) > 50
+
+
+# --- what FedAvg takes -------------------------------------------------------------------------------------
+
+ARRAYS: dict[str, np.ndarray] = {
+    "float64": np.linspace(-3, 5, 6).reshape(2, 3),
+    "columns first": np.asfortranarray(np.linspace(-3, 5, 6).reshape(2, 3)),
+    "float32": np.linspace(-3, 5, 6, dtype=np.float32),
+    "scalar": np.array(2.5, dtype=np.float32),
+    "num_batches_tracked": np.array(7),
+    "whole": np.arange(6, dtype=np.uint8).reshape(2, 3),
+    "flags": np.array([True, False]),
+    "norm.running_var": np.array([900.0, 1e-3], dtype=np.float32),
+    "swapped": np.arange(3).astype(">f4"),
+}
+
+
+def drifting(message: Message, context: Context) -> Message:
+    """Every client sends what it got, scaled by its own factor; whole numbers stay whole, columns first."""
+    sent, factor = message.content.array_records["arrays"], int(context.node_config["n"]) // 10
+    moved = {}
+    for name, array in sent.items():
+        values = array.numpy() * factor + np.asarray(factor).astype(array.numpy().dtype)
+        whole = ARRAYS[name].dtype.kind in "iu"
+        moved[name] = Array(np.asfortranarray(values.astype(np.int64) if whole else values).reshape(values.shape))
+    metrics = MetricRecord({"num-examples": int(context.node_config["n"]), "loss": [float(factor), 1.0]})
+    return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+
+@pytest.mark.parametrize("names", [list(ARRAYS), ["float32", "num_batches_tracked"], ["whole"], ["float32"]], ids=str)
+def test_layouts_and_types_are_fedavgs(names: list[str]) -> None:
+    start_from = ArrayRecord({name: Array(ARRAYS[name]) for name in names})
+    results = []
+    for strategy in (WeightedStrategy(), FedAvg()):
+        grid = LocalGrid(app_of(train=drifting), NODES)
+        results.append(strategy.start(grid, start_from, num_rounds=2))
+    ours, theirs = results
+    assert list(ours.arrays) == list(theirs.arrays)
+    for name in names:
+        found, expected = ours.arrays[name].numpy(), theirs.arrays[name].numpy()
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_is_given_back() -> None:
+    start_from = ArrayRecord({"w": Array(np.linspace(0, 1, 4, dtype=np.float16))})
+    found = [s.start(LocalGrid(app_of(), NODES), start_from, num_rounds=1) for s in (WeightedStrategy(), FedAvg())]
+    ours, theirs = (result.arrays["w"].numpy() for result in found)
+    assert ours.dtype == theirs.dtype == np.float16
+    np.testing.assert_allclose(ours, theirs, rtol=2e-3)
+
+
+# --- clients that register, or do not ----------------------------------------------------------------------
+
+
+def test_ordinary_clients_get_fedavgs_messages_only() -> None:
+    grid = LocalGrid(app_of(), NODES)
+    start(WeightedStrategy(fu.fedadp()), grid)
+    assert {message.metadata.message_type for message in grid.sent} == {"train", "evaluate"}
+
+
+@pytest.mark.parametrize("absent", ["drop", "remember"])
+def test_a_client_that_registers_late_counts_from_the_first_round_on(absent: Any) -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if node == 2 and reply.metadata.message_type == "train" and not strategy.weights:
+            reply.content = RecordDict({key: reply.content[key] for key in ("arrays", "metrics")})
+        return reply
+
+    strategy = WeightedStrategy(absent=absent)
+    grid = LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil)
+    ours, theirs = start(strategy, grid, 3), start(FedAvg(), LocalGrid(app_of(), NODES), 3)
+    assert trained(ours) == pytest.approx(trained(theirs), rel=1e-6)
+    assert [sorted(weights) for weights in strategy.weights] == [["ann", "cat", "node:2"]] + [["ann", "bob", "cat"]] * 2
+    assert strategy.failures.as_dict() == {}
+
+
+def test_a_client_that_never_answers_and_one_that_is_late() -> None:
+    """Node 3 never answers; node 1 not in time in the first round. FedAvg goes on without them, and so do we."""
+    found = []
+    for strategy in (WeightedStrategy(), FedAvg()):
+        seen: list[int] = []
+
+        def spoil(reply: Message, node: int, seen: list[int] = seen) -> Message | None:
+            if reply.metadata.message_type != "train":
+                return reply
+            seen.append(node)
+            return None if node == 3 or (node == 1 and seen.count(1) == 1) else reply
+
+        found.append(start(strategy, LocalGrid(app_of(), NODES, spoil), 3))
+    ours, theirs = found
+    assert trained(ours) == pytest.approx(trained(theirs), rel=1e-6)
+    assert dict(ours.evaluate_metrics_clientapp[3]) == pytest.approx(dict(theirs.evaluate_metrics_clientapp[3]))
+
+
+def test_inflated_counts_are_capped() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if node == 3 and reply.metadata.message_type == "train":
+            reply.content.metric_records["metrics"]["num-examples"] = 10**6
+        return reply
+
+    strategy = WeightedStrategy(max_examples_ratio=10)
+    start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=1)
+    assert strategy.weights[0]["node:3"] == pytest.approx(150 / 180)
+    with pytest.raises(InputError, match="max_examples_ratio >= 1, not 0"):
+        WeightedStrategy(max_examples_ratio=0)
+
+
+def test_metrics_that_a_rule_can_do_without() -> None:
+    seen: list[Any] = []
+
+    @fu.rule(optional=["start_loss", "accuracy"])
+    def looks(report: Any, state: Any) -> Any:
+        seen.append((report.metrics.start_loss, report.metrics.accuracy))
+        return report.num_examples / report.num_examples.sum(), state
+
+    strategy = WeightedStrategy(looks)
+    start(strategy, LocalGrid(app_of(), NODES), rounds=1)
+    assert strategy.failures.as_dict() == {}
+    assert seen[0][0].isnan().all()
+    assert sorted(seen[0][1].tolist()) == pytest.approx([0.25, 0.5, 1])

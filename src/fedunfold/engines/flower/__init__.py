@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
         "running over Flower needs its package; install it with: pip install 'fedunfold[flower]'"
     ) from error
 
-from fedunfold.engines.flower.client import add_registration, client_app, report_metrics_mod
+from fedunfold.engines.flower.client import client_app, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.federations import (
     FederationConfig,
     client_from_environment,
@@ -30,11 +30,11 @@ __all__ = [
     "RemoteFederation",
     "SecureFederation",
     "WeightedStrategy",
-    "add_registration",
     "client_app",
     "client_from_environment",
     "client_from_npz",
     "federation_from_config",
     "federation_from_environment",
+    "registration_mod",
     "report_metrics_mod",
 ]

@@ -1,11 +1,12 @@
 """What a usable reply looks like, and how the replies of a round become its `ClientUpdates`."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 
 from fedunfold.aggregation.screening import NOT_USABLE, is_usable
@@ -101,7 +102,7 @@ def is_possible(name: str, value: float, least_loss: float = 0.0) -> bool:
 
 def merge_replies(
     request: TrainRequest,
-    num_examples: Mapping[str, int],
+    num_examples: Mapping[str, float],
     participation: Participation,
     replies: Mapping[str, ClientReply],
     layout: ParamLayout,
@@ -133,7 +134,7 @@ def merge_replies(
         """What clients reported, where it is required; NaN for those who reported nothing."""
         if name not in request.required_metrics:
             return None
-        found = [replies[key].metrics[name] if key in replies else math.nan for key in client_ids]
+        found = [replies[key].metrics.get(name, math.nan) if key in replies else math.nan for key in client_ids]
         return torch.tensor(found, dtype=torch.float64)
 
     gradients = rows("gradients") if "gradients" in request.required_metrics else None
@@ -168,6 +169,29 @@ def _outer_terms(request: TrainRequest, replies: Mapping[str, ClientReply], trai
         torch.tensor(losses, dtype=torch.float64) if losses else None,
         gradients(apart),
     )
+
+
+def mean_metrics(
+    contents: Sequence[RecordDict], weighted_by: str, aggregate: Callable[[list[RecordDict], str], MetricRecord]
+) -> MetricRecord | None:
+    """A Flower strategy's mean of what clients report, over the metrics that all of them have alike.
+
+    Args:
+        contents: Replies, each with one metric record.
+        weighted_by: The metric that says how much a reply counts.
+        aggregate: The strategy's function; it gets the replies as they are where all have the same metrics.
+
+    Returns:
+        None where no reply counts.
+    """
+    records = [next(iter(content.metric_records.values())) for content in contents]
+    if not any(record[weighted_by] for record in records):
+        return None
+    first, *others = ({name: np.shape(value) for name, value in record.items()} for record in records)
+    if any(other != first for other in others):
+        alike = [name for name, shape in first.items() if all(other.get(name) == shape for other in others)]
+        contents = [RecordDict({"metrics": MetricRecord({name: record[name] for name in alike})}) for record in records]
+    return aggregate(list(contents), weighted_by)
 
 
 def sum_vectors(vectors: Sequence[Tensor], like: Tensor) -> Tensor:

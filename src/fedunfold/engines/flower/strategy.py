@@ -4,20 +4,20 @@
     strategy = WeightedStrategy(fu.fedadp())
     result = strategy.start(grid, initial_arrays, num_rounds=10)
 
-It takes the place of `FedAvg`. Clients need no change: a client is known by the id of its node and counts with the
-examples of its first reply. With `add_registration` in the client app it has an id that outlives a restart, and its
-size is fixed when it registers; `remember` and learned weights need that.
+It takes the place of `FedAvg`. Clients need no change, and get no messages that FedAvg does not send: a client is known
+by the id of its node and counts with the examples it reports. With `registration_mod` in the client app its replies
+bring an id that outlives a restart, and its size is fixed by the first one; learned weights need that.
 """
 
 import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
@@ -31,24 +31,28 @@ from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
-from fedunfold.engines.flower.replies import is_possible, merge_replies
+from fedunfold.engines.flower.replies import is_possible, mean_metrics, merge_replies
+from fedunfold.engines.flower.roster import Roster, cap_examples
 from fedunfold.engines.flower.schema import ClientReply
-from fedunfold.engines.flower.wire import RecordLayout, flower_type, read_registration
+from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule, decide
+from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule, decide, requested_metrics
+
+Reported = Metric | Literal["num_steps"]
 
 log = logging.getLogger("fedunfold")
 
 
 @dataclass(frozen=True)
 class _Update:
-    """What can be used of a reply: the update and what the rule requires, counters, and all that was reported."""
+    """What can be used of a reply: w_k, what the rule reads of it, and all of it for the means of metrics."""
 
-    reply: ClientReply
-    others: Mapping[str, Array]
-    metrics: MetricRecord
+    arrays: ModelArrays
+    metrics: Mapping[str, float]
+    num_steps: int
+    content: RecordDict
 
 
 @dataclass
@@ -57,34 +61,49 @@ class _Run:
 
     layout: RecordLayout
     server: ServerState
-    others: Mapping[str, Array]
+    counters: Mapping[str, np.ndarray]
+    types: Mapping[str, np.dtype[Any]]
     rule_state: State = None
     round: int = 0
-    sampled: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
     log_norms: list[Tensor] = field(default_factory=list)
-    client_ids: dict[int, str] = field(default_factory=dict)
-    num_examples: dict[str, int] = field(default_factory=dict)
+    roster: Roster = field(default_factory=Roster)
+    has_trained: bool = False
+    problem: str = ""
+
+    @property
+    def model(self) -> ModelArrays:
+        return ModelArrays(self.server.model, self.counters, self.types)
+
+    def sender(self, reply: Message) -> int:
+        """The node a reply is from; one that was lost comes as an error from no node, so what it replies to counts."""
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self.messages}
+        return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
 
 class WeightedStrategy(FedAvg):
     """Average clients by a weighting rule instead of by the sizes they report.
 
-    The clients sampled for a round are those that are sent a train message; weights are over these. A reply that is an
-    error, has other arrays than were sent, values that are not finite, or lacks what the rule requires is rejected: it
-    is logged with the client's id, counted in `failures`, and its client is absent in that round. A round of which the
-    rule or the server can make nothing leaves the model as it is.
+    With `size()` it is `FedAvg`: the same models, of the same types, and the same metrics, which are aggregated as
+    FedAvg does whatever the rule. The clients sampled for a round are those that are sent a train message; weights are
+    over these. A reply that is an error, has other arrays than were sent, values that are not finite, or lacks what the
+    rule requires is rejected: it is logged with the client's id, counted in `failures`, and its client is absent in
+    that round. A round of which the rule or the server can make nothing leaves the model as it is; a run without a
+    round that trained ends with a `FederationError`.
 
     Args:
-        rule: Any of fedunfold's rules, learned weights included, or a function of your own; size by default.
+        rule: Any of fedunfold's rules, learned weights included, or a function of your own; size by default. What it
+            can do without (`optional_metrics`) is NaN for clients that do not report it.
         server: A server optimiser.
         absent: What becomes of sampled clients that did not answer; "drop" by default. Learned weights bring the
             server, absence and step sizes they were learned for.
         filter: With "norm", updates whose norm is far too large are rejected (`aggregation.screening`).
         aggregator: How the others become one direction (`aggregation.robust`).
-        metric_names: Under which names your clients report what the rule requires (loss, start_loss, accuracy).
-        registration_timeout: Seconds a new node may take to register.
-        **settings: `FedAvg`'s, but for its functions that aggregate metrics: these are means, weighted as the models
-            are (training) or by size.
+        metric_names: Under which names your clients report what the rule reads (loss, start_loss, accuracy,
+            num_steps).
+        max_examples_ratio: What a client reports as its examples counts up to this many times the median of the
+            round's others; None, the default, believes everybody, as FedAvg does.
+        **settings: `FedAvg`'s.
 
     Attributes:
         rule: The weighting rule.
@@ -105,13 +124,13 @@ class WeightedStrategy(FedAvg):
         absent: Absent | None = None,
         filter: UpdateFilter | None = None,
         aggregator: Aggregator | None = None,
-        metric_names: Mapping[Metric, str] | None = None,
-        registration_timeout: float = 30.0,
+        metric_names: Mapping[Reported, str] | None = None,
+        max_examples_ratio: float | None = None,
         **settings: Any,
     ) -> None:
-        if unused := settings.keys() & {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}:
-            raise InputError(f"WeightedStrategy weights metrics itself; leave out {sorted(unused)[0]}.")
         super().__init__(**settings)
+        if max_examples_ratio is not None and not 1 <= max_examples_ratio < math.inf:
+            raise InputError(f"WeightedStrategy needs a finite max_examples_ratio >= 1, not {max_examples_ratio}.")
         self.rule = as_rule(rule or size())
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
@@ -121,7 +140,7 @@ class WeightedStrategy(FedAvg):
         self.failures = Failures()
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}
-        self._registration_timeout = registration_timeout
+        self._max_examples_ratio = max_examples_ratio
         self._run: _Run | None = None
 
     def summary(self) -> None:
@@ -138,14 +157,23 @@ class WeightedStrategy(FedAvg):
             num_rounds: T.
             *more: `FedAvg`'s.
             **named: `FedAvg`'s.
+
+        Raises:
+            FederationError: There were rounds to train in, and none of them did.
         """
         if isinstance(self.rule, LearnedWeights) and num_rounds > len(self.rule.weights):
             raise InputError(f"the weights were learned for {len(self.rule.weights)} rounds; run as many or fewer.")
         layout = RecordLayout.of(initial_arrays)
-        model, others = layout.read(initial_arrays)
-        self._run = _Run(layout, ServerState.start(model, self.algorithm), others)
-        self.failures, self.weights = Failures(), []
-        return super().start(grid, initial_arrays, num_rounds, *more, **named)
+        model = layout.read(initial_arrays)
+        run = _Run(layout, ServerState.start(model.vector, self.algorithm), model.counters, model.types)
+        self._run, self.failures, self.weights = run, Failures(), []
+        result = super().start(grid, initial_arrays, num_rounds, *more, **named)
+        if run.round and not run.has_trained:
+            raise FederationError(
+                f"none of {run.round} rounds has trained the model, the last one because {run.problem}; the log has "
+                "the reason for every client and round."
+            )
+        return result
 
     # --- a round ---------------------------------------------------------------------------------------
 
@@ -153,55 +181,75 @@ class WeightedStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """FedAvg's messages; those who are sent one are the cohort."""
-        messages = list(super().configure_train(server_round, arrays, config, grid))
         run = self._started()
-        run.sampled = tuple(message.metadata.dst_node_id for message in messages)
-        self._register(run, grid)
-        return messages
+        run.messages = tuple(super().configure_train(server_round, arrays, config, grid))
+        run.roster.forget_nodes(set(grid.get_node_ids()))
+        return run.messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The next model, and means of the clients' metrics."""
-        run, by_client = self._started(), self._by_client(replies)
-        expected = dict.fromkeys([*by_client, *map(self._name, run.sampled)])
-        updates = self.failures.accept_replies(by_client, expected, f"round {run.round}", self._read_update)
+        """The next model, and FedAvg's means of the clients' metrics."""
+        run, replies = self._started(), list(replies)
+        if not run.messages:
+            return None, None
+        self._check_and_log_replies(replies, is_train=True, validate=False)
+        rejected: dict[str, str] = {}
+        by_client = self._by_client(run, replies, rejected)
+        cohort = [name for name in self._sampled(run) if name not in rejected]
+        expected = dict.fromkeys([*by_client, *cohort])
+        about = f"round {run.round}"
+        updates = self.failures.accept_replies(by_client, expected, about, self._read_update, rejected)
         weights: dict[str, float] = {}
         try:
-            weights = self._step(run, updates)
+            weights = self._step(run, updates, cohort)
         except FedunfoldError as error:
+            run.problem = str(error).rstrip(".")
             log.error("round %d is skipped: %s", run.round, error)
-        if updates and weights:
-            run.others = updates[max(updates, key=lambda client_id: weights.get(client_id, 0.0))].others
+        else:
+            run.has_trained |= bool(updates)
+            run.problem = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
         run.round += 1
         self.weights.append(weights)
-        reported = {client_id: found.metrics for client_id, found in updates.items()}
-        metrics = _mean(reported, weights, self.weighted_by_key)
-        return run.layout.record(run.server.model, run.others), metrics
+        contents = [update.content for update in updates.values()] if weights else []
+        return run.layout.record(run.model), mean_metrics(contents, self.weighted_by_key, self.train_metrics_aggr_fn)
 
-    def _step(self, run: _Run, updates: dict[str, _Update]) -> dict[str, float]:
+    def _step(self, run: _Run, updates: dict[str, _Update], cohort: Iterable[str]) -> dict[str, float]:
         """Weigh and aggregate; rejected clients are taken out of the updates. Gives Θ over the cohort."""
-        report = self._report(run, updates)
+        if any(update.arrays.vector.dtype == torch.float64 for update in updates.values()):
+            run.server = run.server.widened()
+        report = self._report(run, updates, set(cohort))
         if not report.client_ids:
-            raise FederationError("no client has answered or registered so far.")
-        normalized = self.algorithm.local.normalized
-        filtered = filter_updates(report, self.algorithm.filter, run.log_norms, normalized=normalized)
+            raise FederationError("no client has sent an update that can be used so far.")
+        # Norms as they are: a client that claims many steps gets no larger limit for it.
+        filtered = filter_updates(report, self.algorithm.filter, run.log_norms, normalized=True)
         for entry in filtered.rejected:
             self.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
             del updates[entry.client]
         decision, remembered = decide(self.rule, filtered.report, run.rule_state)
-        ((run.server, _),) = aggregate([run.server], [filtered.report], [decision], self.algorithm)
+        ((run.server, aggregated),) = aggregate([run.server], [filtered.report], [decision], self.algorithm)
         run.log_norms.append(filtered.log_norms)
         run.rule_state = remembered
+        # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
+        entering = coefficients(decision.weights, aggregated.eligible).tolist()
+        alpha = {name: a for name, a in zip(report.client_ids, entering, strict=True) if name in updates}
+        run.counters = {
+            # numpy makes a plain number of a sum of arrays without dimensions
+            name: np.asarray(old + sum(a * (updates[k].arrays.counters[name] - old) for k, a in alpha.items()))
+            for name, old in run.counters.items()
+        }
+        run.types = next((update.arrays.types for update in updates.values()), run.types)
         over_cohort = coefficients(decision.weights, report.cohort)
         return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Means of the clients' metrics, weighted by size."""
-        by_client, about = self._by_client(replies), f"evaluation in round {server_round}"
-        found = self.failures.accept_replies(by_client, by_client, about, lambda reply, _: _metrics_of(reply))
-        sizes = {client_id: float(self._started().num_examples.get(client_id, 1)) for client_id in found}
-        return _mean(found, sizes, self.weighted_by_key)
+        """FedAvg's means of the clients' metrics."""
+        replies, name = list(replies), self._started().roster.name
+        self._check_and_log_replies(replies, is_train=False, validate=False)
+        by_client = {name(reply.metadata.src_node_id): reply for reply in replies}
+        about = f"evaluation in round {server_round}"
+        found = self.failures.accept_replies(by_client, by_client, about, lambda reply, _: self._content(reply)[0])
+        return mean_metrics(list(found.values()), self.weighted_by_key, self.evaluate_metrics_aggr_fn)
 
     def _started(self) -> _Run:
         if self._run is None:
@@ -210,105 +258,81 @@ class WeightedStrategy(FedAvg):
 
     # --- clients ---------------------------------------------------------------------------------------
 
-    def _name(self, node: int) -> str:
-        return self._started().client_ids.get(node, _node_name(node))
+    def _sampled(self, run: _Run) -> list[str]:
+        return [run.roster.name(message.metadata.dst_node_id) for message in run.messages]
 
-    def _by_client(self, replies: Iterable[Message]) -> dict[str, Message]:
-        return {self._name(reply.metadata.src_node_id): reply for reply in replies}
+    def _client_ids(self, run: _Run) -> list[str]:
+        """All clients, in an order that stays: the server's memory goes by position."""
+        return list(self.rule.client_ids if isinstance(self.rule, LearnedWeights) else run.roster.num_examples)
 
-    def _register(self, run: _Run, grid: Grid) -> None:
-        """Have sampled nodes that are not known register; an ordinary client, which cannot, is known by its node.
-
-        One that did not answer, or claims the id of a node that is still connected, has none until the next round.
-        """
-        online = set(grid.get_node_ids())
-        run.client_ids = {node: client_id for node, client_id in run.client_ids.items() if node in online}
-        unknown = [node for node in run.sampled if node not in run.client_ids]
-        messages = [Message(RecordDict(), node, flower_type("register")) for node in unknown]
-        replies = grid.send_and_receive(messages, timeout=self._registration_timeout) if messages else []
+    def _by_client(self, run: _Run, replies: Iterable[Message], rejected: dict[str, str]) -> dict[str, Message]:
+        """Replies by the ids of clients, with what those have brought that register now."""
+        found = {}
         for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                run.client_ids[node] = _node_name(node)
-                continue
+            node = run.sender(reply)
             try:
-                found = read_registration(reply.content)
-                if found.client_id in run.client_ids.values():
-                    raise InputError(f"client {found.client_id} is connected already, as another node.")
+                over = None if reply.has_error() else run.roster.identify(node, reply.content)
             except InputError as error:
-                log.warning("node %d is left out for now: %s", node, error)
+                name = run.roster.name(node)
+                self.failures.add(name, "rejected", f"round {run.round}: {error}")
+                rejected[name] = str(error)
                 continue
-            run.client_ids[node] = found.client_id
-            run.num_examples.setdefault(found.client_id, found.num_examples)
+            if over in (client_ids := self._client_ids(run)):
+                memory = {k: row for k, row in run.server.memory.items() if client_ids[k] != over}
+                run.server = replace(run.server, memory=memory)
+            found[run.roster.name(node)] = reply
+        return found
 
     def _read_update(self, message: Message, client_id: str) -> _Update:
         run = self._started()
-        if message.metadata.src_node_id not in run.client_ids:
-            raise InputError("comes from a node that has not registered")
-        metrics = _metrics_of(message)
-        records = list(message.content.array_records.values())
+        content, metrics, count = self._content(message)
+        records = list(content.array_records.values())
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
         if isinstance(self.rule, LearnedWeights) and client_id not in self.rule.client_ids:
-            raise InputError("comes from a client the weights were not learned for")
-        model, others = run.layout.read(records[0])
-        delta = model - run.server.model
-        if not is_usable(delta[None]):
+            raise InputError("is a client the weights were not learned for; have it register with registration_mod")
+        arrays = run.layout.read(records[0])
+        if not (arrays.is_usable and is_usable((arrays.vector - run.server.model)[None])):
             raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}
-        for metric in self.rule.required_metrics - {"gradients"}:
+        for metric in requested_metrics(self.rule) - {"gradients"}:
             name = self._metric_names.get(metric, metric)
             value = metrics.get(name)
-            if not (isinstance(value, int | float) and is_possible(metric, value)):
+            if isinstance(value, int | float) and is_possible(metric, value):
+                numbers[metric] = float(value)
+            elif metric in self.rule.required_metrics:
                 raise InputError(f"has {value!r} for '{name}', which rule '{self.rule.name}' requires")
-            numbers[metric] = float(value)
-        if client_id not in run.num_examples:
-            run.num_examples[client_id] = self._read_num_examples(metrics)
-        # The gradients up to the learning rate, which all clients share and angles do not see.
-        arrays = {"updates": delta, "gradients": -run.layout.params.params(delta)}
-        return _Update(ClientReply(numbers, arrays), others, metrics)
+        steps = metrics.get(self._metric_names.get("num_steps", "num_steps"))
+        run.roster.report_examples(client_id, count)
+        return _Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content)
 
-    def _read_num_examples(self, metrics: MetricRecord) -> int:
-        count = metrics.get(self.weighted_by_key)
-        if not (isinstance(count, int | float) and 1 <= count < math.inf):
+    def _content(self, message: Message) -> tuple[RecordDict, MetricRecord, float]:
+        """A reply, its metrics, and how many examples it says to stand for."""
+        if message.has_error():
+            raise InputError(f"failed: {message.error.reason}")
+        records = list(message.content.metric_records.values())
+        if len(records) != 1:
+            raise InputError(f"has {len(records)} metric records in place of one")
+        count = records[0].get(self.weighted_by_key)
+        if not (isinstance(count, int | float) and 0 <= count < math.inf):
             raise InputError(f"reports {count!r} examples ('{self.weighted_by_key}')")
-        return CLIENT_SAMPLES.check(int(count), f"reports too many examples ('{self.weighted_by_key}'): ")
+        CLIENT_SAMPLES.check(int(count), f"reports too many examples ('{self.weighted_by_key}'): ")
+        return message.content, records[0], count
 
-    def _report(self, run: _Run, updates: Mapping[str, _Update]) -> ClientUpdates:
+    def _report(self, run: _Run, updates: Mapping[str, _Update], sampled: set[str]) -> ClientUpdates:
         """The round of all clients known so far; sampled ones without an update are absent."""
-        # In the order they were first seen in: the server's memory goes by position.
-        client_ids = self.rule.client_ids if isinstance(self.rule, LearnedWeights) else run.num_examples
-        sampled = {self._name(node) for node in run.sampled}
+        metrics, model, layout = requested_metrics(self.rule), run.server.model, run.layout.params
+        replies = {}
+        for client_id, update in updates.items():
+            arrays = {"updates": update.arrays.vector.to(model.dtype) - model}
+            if "gradients" in metrics:  # up to the learning rate, which all clients share and angles do not see
+                arrays["gradients"] = -layout.params(arrays["updates"])
+            replies[client_id] = ClientReply(update.metrics, arrays)
+        client_ids, num_examples = self._client_ids(run), run.roster.num_examples
+        if self._max_examples_ratio is not None:
+            num_examples = cap_examples(num_examples, updates, self._max_examples_ratio)
+        sizes = {client_id: num_examples.get(client_id, 0) for client_id in client_ids}
+        steps = np.array([updates[name].num_steps if name in updates else 0 for name in client_ids], dtype=np.int64)
         cohort = np.array([client_id in sampled for client_id in client_ids], dtype=bool)
-        request = TrainRequest("", run.round, run.server.model, self.algorithm.local, self.rule.required_metrics)
-        sizes = {client_id: run.num_examples.get(client_id, 0) for client_id in client_ids}
-        replies = {client_id: update.reply for client_id, update in updates.items()}
-        return merge_replies(request, sizes, Participation(cohort, cohort), replies, run.layout.params)
-
-
-def _node_name(node: int) -> str:
-    """The id of a client that has none of its own; no client can register one with a colon."""
-    return f"node:{node}"
-
-
-def _metrics_of(reply: Message) -> MetricRecord:
-    if reply.has_error():
-        raise InputError(f"failed: {reply.error.reason}")
-    records = list(reply.content.metric_records.values())
-    if len(records) != 1:
-        raise InputError(f"has {len(records)} metric records in place of one")
-    return records[0]
-
-
-def _mean(records: Mapping[str, MetricRecord], weights: Mapping[str, float], left_out: str) -> MetricRecord | None:
-    """Weighted mean of every finite number that all records have, but for one."""
-    total = sum(weights.get(client_id, 0.0) for client_id in records)
-    if not records or total <= 0:
-        return None
-    common = set.intersection(*(set(record) for record in records.values())) - {left_out}
-    mean = MetricRecord()
-    for name in sorted(common):
-        values = {key: value for key, record in records.items() if isinstance(value := record[name], int | float)}
-        if len(values) == len(records) and all(map(math.isfinite, values.values())):
-            mean[name] = sum(weights.get(key, 0.0) * value for key, value in values.items()) / total
-    return mean
+        request = TrainRequest("", run.round, model, self.algorithm.local, metrics)
+        return merge_replies(request, sizes, Participation(cohort, cohort), replies, layout, steps)

@@ -29,10 +29,13 @@ from fedunfold.io.limits import CLASSES, CLIENT_SAMPLES, DIMENSIONS, FEATURES, S
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 INSTRUCTION = "instruction"
+REGISTRATION = "fedunfold-registration"
+"""The record in which the train reply of an ordinary Flower client brings its registration."""
 SHAPE = "shape:"
 """What the names of inputs come after in a registration."""
 TASK_LENGTH = 1000
 Shape = tuple[int, ...]
+NARROW, WIDE = np.float32, np.float64
 
 
 def flower_type(message_type: schema.MessageType | schema.SumStage) -> str:
@@ -77,6 +80,11 @@ def read_reply(record: RecordDict) -> ClientReply:
 
 def registration_record(description: ClientDescription) -> RecordDict:
     """The content of a client's registration."""
+    return RecordDict({CONFIG: description_config(description)})
+
+
+def description_config(description: ClientDescription) -> ConfigRecord:
+    """What a client says of itself, as one record."""
     fields: dict[str, Any] = {
         "client-id": description.client_id,
         "label-counts": list(description.label_counts),
@@ -84,12 +92,12 @@ def registration_record(description: ClientDescription) -> RecordDict:
         "statistics": description.num_statistics,
     }
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
-    return RecordDict({CONFIG: ConfigRecord(fields)})
+    return ConfigRecord(fields)
 
 
-def read_registration(record: RecordDict) -> ClientDescription:
-    """What a client says of itself, within bounds."""
-    config = entry(record.config_records, CONFIG)
+def read_registration(record: RecordDict, name: str = CONFIG) -> ClientDescription:
+    """What a client says of itself in one of a message's records, within bounds."""
+    config = entry(record.config_records, name)
     name = config.get("client-id")
     if not (isinstance(name, str) and KEY.fullmatch(name)):
         raise InputError(f"a client registers with the id {shown(name)}; give it one of letters, digits, . - and _.")
@@ -120,21 +128,20 @@ def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
 
 
 def read_array(array: Array, name: str) -> np.ndarray:
-    """A plain numeric array of at most 8 bytes a number, in this machine's byte order."""
+    """A plain numeric array of at most 8 bytes a number, in this machine's byte order, rows first."""
     file = io.BytesIO(array.data)
     try:
         shape, columns_first, dtype = read_header(file)
     except ValueError as error:
         raise InputError(f"has an array '{name}' that cannot be read") from error
     begin = file.tell()
-    if columns_first and len(shape) > 1:
-        raise InputError(f"has an array '{name}' that cannot be read, in Fortran order")
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise InputError(f"has an array '{name}' of type {dtype}")
     if math.prod(shape) * dtype.itemsize != len(array.data) - begin:
         raise InputError(f"has an array '{name}' of other length than its shape {list(shape)} says")
-    values = np.frombuffer(array.data, dtype, math.prod(shape), begin).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+    values = np.frombuffer(array.data, dtype, math.prod(shape), begin)
+    values = values.reshape(shape[::-1]).T if columns_first else values.reshape(shape)
+    return values.astype(dtype.newbyteorder("="), order="C")
 
 
 def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -154,68 +161,88 @@ def entry(records: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True)
+class ModelArrays:
+    """A model's arrays off the wire.
+
+    Attributes:
+        vector: The trained arrays, running statistics at the end, [d]; in double precision where one of them needs it.
+        counters: The others, which hold whole numbers.
+        types: In which type each array is to be given back: its own, or float64 for the mean of whole numbers.
+    """
+
+    vector: Tensor
+    counters: Mapping[str, np.ndarray]
+    types: Mapping[str, np.dtype[Any]]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the counters are finite; a client may send them as floating-point numbers."""
+        return all(bool(np.isfinite(values).all()) for values in self.counters.values())
+
+
+@dataclass(frozen=True)
 class RecordLayout:
     """A model's arrays as the server sent them first.
 
-    Floating-point arrays are what is averaged, buffers at the end; the others (counters) are carried along as they are.
+    Floating-point arrays are what is trained. Arrays of whole numbers, such as the counters of a normalisation layer,
+    are averaged beside them, unless there are no others.
 
     Attributes:
         shapes: Shape of each array.
-        types: Type of each array.
+        trained: Names of the arrays that make up the vector, running statistics at the end.
     """
 
     shapes: dict[str, Shape]
-    types: dict[str, np.dtype[Any]]
+    trained: tuple[str, ...]
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "RecordLayout":
-        """The layout of a record; one without anything to average is refused."""
-        arrays = {name: array.numpy() for name, array in record.items()}
-        layout = cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
-        if not layout._averaged:
-            raise InputError("the initial arrays hold no floating-point numbers to average.")
-        return layout
+        """The layout of a record; one without arrays is refused."""
+        try:
+            arrays = {name: read_array(array, name) for name, array in record.items()}
+        except InputError as error:
+            raise InputError(f"the initial model {error}; give arrays of numbers.") from error
+        trained = [name for name, values in arrays.items() if values.dtype.kind == "f"] or list(arrays)
+        if not trained:
+            raise InputError("the initial arrays are empty; give those of a model.")
+        return cls({name: a.shape for name, a in arrays.items()}, tuple(sorted(trained, key=is_running_statistic)))
 
-    def read(self, record: ArrayRecord) -> tuple[Tensor, dict[str, Array]]:
-        """The averaged arrays as one vector, and the others.
+    def read(self, record: ArrayRecord) -> ModelArrays:
+        """The arrays of a client.
 
         Args:
-            record: Arrays of a client; refused where names, shapes or types are not this layout's.
+            record: They may be of any numeric type; they are refused where names or shapes are not this layout's.
         """
         if set(record) != set(self.shapes):
             odd = sorted(set(record) ^ set(self.shapes))
             raise InputError(f"has other arrays than were sent ('{odd[0]}')")
         arrays = {name: self._checked(record[name], name) for name in self.shapes}
-        wide = any(self.types[name] == np.float64 for name in self._averaged)
-        dtype = torch.float64 if wide else torch.float32
-        pieces = [torch.from_numpy(arrays[name].reshape(-1)).to(dtype) for name in self._averaged]
-        return torch.cat(pieces), {name: record[name] for name in self.shapes if name not in self._averaged}
+        types = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in arrays.items()}
+        wide = any(types[name] == np.float64 for name in self.trained)
+        vector = np.concatenate([arrays[name].reshape(-1) for name in self.trained], dtype=WIDE if wide else NARROW)
+        counters = {name: a.astype(WIDE) for name, a in arrays.items() if name not in self.trained}
+        return ModelArrays(torch.from_numpy(vector), counters, types)
 
-    def record(self, model: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
-        """The vector as named arrays, in the types they came in, with the others beside them."""
-        arrays, pieces = dict(others), torch.split(model, [math.prod(self.shapes[name]) for name in self._averaged])
-        for name, piece in zip(self._averaged, pieces, strict=True):
-            arrays[name] = Array(piece.numpy().astype(self.types[name]).reshape(self.shapes[name]))
-        return ArrayRecord({name: arrays[name] for name in self.shapes})
+    def record(self, arrays: ModelArrays) -> ArrayRecord:
+        """What `read` has read, as named arrays of the types they are to be given back in."""
+        pieces = torch.split(arrays.vector, [math.prod(self.shapes[name]) for name in self.trained])
+        found = dict(arrays.counters) | {n: piece.numpy() for n, piece in zip(self.trained, pieces, strict=True)}
+        return ArrayRecord(
+            {name: Array(found[name].astype(arrays.types[name]).reshape(shape)) for name, shape in self.shapes.items()}
+        )
 
     def _checked(self, array: Array, name: str) -> np.ndarray:
-        values, shape, dtype = read_array(array, name), self.shapes[name], self.types[name]
-        fits = values.dtype.kind == "f" if dtype.kind == "f" else values.dtype == dtype
-        if values.shape != shape or not fits:
+        values = read_array(array, name)
+        if values.shape != self.shapes[name]:
             raise InputError(
-                f"has '{name}' of shape {list(values.shape)} and type {values.dtype} in place of {list(shape)} and "
-                f"{dtype}"
+                f"has '{name}' of shape {list(values.shape)} in place of {list(self.shapes[name])}, the initial one"
             )
         return values
 
     @cached_property
     def params(self) -> ParamLayout:
         """What the entries of the vector are."""
-        buffers = tuple(filter(is_running_statistic, self._averaged))
-        names = tuple(name for name in self._averaged if name not in buffers)
+        buffers = tuple(filter(is_running_statistic, self.trained))
+        names = tuple(name for name in self.trained if name not in buffers)
         shapes, buffer_shapes = (tuple(torch.Size(self.shapes[name]) for name in some) for some in (names, buffers))
         return ParamLayout(names, shapes, buffers, buffer_shapes)
-
-    @cached_property
-    def _averaged(self) -> list[str]:
-        return sorted((name for name, kind in self.types.items() if kind.kind == "f"), key=is_running_statistic)

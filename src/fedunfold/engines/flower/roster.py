@@ -1,0 +1,94 @@
+"""Which clients a Flower strategy has met: by the id of a node, and by a client's own once it has told it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from flwr.app import RecordDict
+
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower.wire import REGISTRATION, read_registration
+
+
+@dataclass
+class Roster:
+    """The clients that have answered, in the order they were first seen in.
+
+    Attributes:
+        num_examples: N_k by client: what it registered first, or, where it has not registered, reported last.
+        nodes: Ids of registered clients by the nodes they are connected as.
+        registered: Clients that have registered, connected or not.
+
+    >>> roster = Roster()
+    >>> roster.name(7)
+    'node:7'
+    """
+
+    num_examples: dict[str, float] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
+
+    def name(self, node: int) -> str:
+        """A client's id, or one made of its node's; no client can register one with a colon."""
+        return self.nodes.get(node, f"node:{node}")
+
+    def forget_nodes(self, online: Collection[int]) -> None:
+        """Nodes that have left: their clients may come back as others."""
+        self.nodes = {node: client_id for node, client_id in self.nodes.items() if node in online}
+
+    def identify(self, node: int, content: RecordDict) -> str | None:
+        """Read a client's registration, where its reply brings one.
+
+        Args:
+            node: Where the reply comes from.
+            content: The reply.
+
+        Returns:
+            The name it had before, where its client turns out to be one that was known already: that name is over.
+
+        Raises:
+            InputError: Another node is connected as that client, or this one was connected as another.
+        """
+        if REGISTRATION not in content.config_records:
+            return None
+        found, before = read_registration(content, REGISTRATION), self.name(node)
+        if found.client_id == before:
+            return None
+        if node in self.nodes:
+            raise InputError(f"registers as client {found.client_id}, after it was client {before}")
+        if found.client_id in self.nodes.values():
+            raise InputError(f"registers as client {found.client_id}, which another node is connected as")
+        self.nodes[node] = found.client_id
+        if found.client_id in self.registered:
+            return before if before in self.num_examples else None
+        # In its place: the server's memory goes by position.
+        renamed = {found.client_id if name == before else name: n for name, n in self.num_examples.items()}
+        # The first registration counts: a client that comes back cannot make itself larger.
+        self.num_examples = renamed | {found.client_id: found.num_examples}
+        self.registered.add(found.client_id)
+        return None
+
+    def report_examples(self, client_id: str, count: float) -> None:
+        """What a client says in a reply; it counts unless the client has registered."""
+        if client_id not in self.registered:
+            self.num_examples[client_id] = count
+
+
+def cap_examples(num_examples: Mapping[str, float], present: Collection[str], ratio: float) -> dict[str, float]:
+    """N_k capped, so that a client cannot outweigh the others by reporting more samples than it has.
+
+        N_k ← min(N_k, ratio · median of the others' N)
+
+    Args:
+        num_examples: N_k of all clients.
+        present: Whose updates enter the round; theirs are capped, and the others of them are compared with.
+        ratio: How many times the median is allowed.
+
+    >>> cap_examples({"a": 100, "b": 120, "c": 9000}, ["a", "b", "c"], 10)
+    {'a': 100, 'b': 120, 'c': 1100.0}
+    """
+    capped = dict(num_examples)
+    for client_id in present:
+        if others := [num_examples[other] for other in present if other != client_id]:
+            capped[client_id] = min(num_examples[client_id], ratio * median(others))
+    return capped
