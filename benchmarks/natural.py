@@ -27,10 +27,10 @@ FLAMBY_ADAM = "adam:lr=0.1,beta2=0.999,tau=1e-8"
 HEAD = """# Natural federations: what methods reach
 
 Made by `python -m benchmarks.natural docs/results/natural`. Means over five trials, or as many as a row says, and their
-standard deviations, on the pooled test set; settings are those of the bundled environments ([natural data](../../natural-data.md)). Published
-are FLamby's means over five seeds (Ogier du Terrail et al. 2022), whose features are not standardised: only rows that
-say so are to be compared with them. Differences that remain: whole epochs where FLamby makes 100 steps, and ties of
-times, which are handled after Efron.
+standard deviations, on the pooled test set; settings are those of the bundled environments ([natural
+data](../../natural-data.md)). Published are FLamby's means over five seeds (Ogier du Terrail et al. 2022), whose features
+are not standardised: only rows that say so are to be compared with them. Differences that remain: whole epochs where
+FLamby makes 100 steps, and ties of times, which are handled after Efron.
 
 """
 
@@ -128,7 +128,7 @@ def _spread(values: list[float]) -> str:
 
 
 def main(folder: Path, wanted: list[str]) -> None:
-    """Run what is missing, saving after every row."""
+    """Run what is missing, saving after every row, and write the page."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -144,7 +144,7 @@ def main(folder: Path, wanted: list[str]) -> None:
         print(key, flush=True)
         results[key] = row.run()
         write_atomically(file, partial(_write, text=json.dumps(results, indent=2) + "\n"))
-        write_atomically(folder / "results.md", partial(_write, text=page(results)))
+    write_atomically(folder / "results.md", partial(_write, text=page(results)))
 
 
 def _write(path: Path, text: str) -> None:
