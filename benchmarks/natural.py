@@ -28,9 +28,9 @@ HEAD = """# Natural federations: what methods reach
 
 Made by `python -m benchmarks.natural docs/results/natural`. Means over five trials, or as many as a row says, and their
 standard deviations, on the pooled test set; settings are those of the bundled environments ([natural
-data](../../natural-data.md)). Published are FLamby's means over five seeds (Ogier du Terrail et al. 2022), whose features
-are not standardised: only rows that say so are to be compared with them. Differences that remain: whole epochs where
-FLamby makes 100 steps, and ties of times, which are handled after Efron.
+data](../../natural-data.md)). Published are FLamby's means over five seeds (Ogier du Terrail et al. 2022), whose
+features are not standardised: only rows that say so are to be compared with them. Differences that remain: whole epochs
+where FLamby makes 100 steps, and ties of times, which are handled after Efron.
 
 """
 

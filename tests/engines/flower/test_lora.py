@@ -111,7 +111,7 @@ def test_from_files(tmp_path: Path) -> None:
     assert not isinstance(inputs, Tensor)
     for k, key in enumerate(data.keys):
         rows = slice(data.offsets[k], data.offsets[k + 1])
-        named = {name: tensor[rows].numpy() for name, tensor in inputs.items()}
+        named: dict[str, Any] = {name: tensor[rows].numpy() for name, tensor in inputs.items()}
         np.savez(tmp_path / f"{key}.npz", **named, y=data.y[rows].numpy())
     settings = {name: getattr(env, name) for name in ("rounds", "batch_size", "lr", "seed")}
     config = FederationConfig(client_ids=tuple(SIZES), task=data.task, **settings)
