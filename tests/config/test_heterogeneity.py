@@ -97,6 +97,37 @@ def test_alike_numbers_are_alike() -> None:
     )
 
 
+def test_variance_between_clients_counts_where_distributions_overlap() -> None:
+    """Means 3 and 4.5 about ȳ = 3.75: Σ N_k (ȳ_k − ȳ)² = 20 · 0.75² = 11.25, and 2 · 20 within clients."""
+    first = 2 * [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = measured(numbers(first, [y + 1.5 for y in first]))
+    assert found.between == pytest.approx(11.25 / 51.25)
+    assert found.between_by_chance == pytest.approx(1 / 19)
+    assert found.mean_divergence == pytest.approx(0.2)
+    assert recommend(found).learned_weights == "perhaps"
+    assert recommend(found).reasons == (
+        "targets differ: 22 % of their variance lies between clients, where fair samples would have 5 %.",
+    )
+
+
+def test_variance_that_small_clients_have_by_chance_does_not_count() -> None:
+    """1 of 5 lies between clients, where 1 of 3 would on average."""
+    found = measured(numbers([0.0, 2.0], [1.0, 3.0]))
+    assert found.between == pytest.approx(1 / 5)
+    assert found.between_by_chance == pytest.approx(1 / 3)
+    assert recommend(found).learned_weights == "unlikely"
+
+
+def test_diabetes_sites_are_not_alike() -> None:
+    env = environment("diabetes-sites")
+    found, data = measured(env), env.load()
+    y = data.y.numpy().ravel().astype(np.float64)
+    within = sum((n - 1) * found.targets[key]["sd"] ** 2 for key, n in zip(data.keys, data.sizes, strict=True))
+    assert found.between == pytest.approx(1 - within / ((y - y.mean()) ** 2).sum(), rel=1e-5)
+    assert recommend(found).learned_weights == "perhaps"
+    assert "28 % of their variance" in recommend(found).reasons[0]
+
+
 def test_classes_go_by_their_names() -> None:
     env = federation([[4, 0], [2, 3]]).replace(class_names=("ill", "well"))
     assert measured(env).sole_holders == {"well": "c1"}

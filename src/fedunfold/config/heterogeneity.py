@@ -46,6 +46,7 @@ class Heterogeneity:
             and `median_time` for survival; nothing for classes.
         between: The part of the variance of numbers that lies between clients, Σ_k N_k (ȳ_k − ȳ)² / Σ_i (y_i − ȳ)²;
             None where targets are no single number.
+        between_by_chance: What it is on average where clients are fair samples, (K − 1)/(N − 1).
     """
 
     divergence: dict[str, float]
@@ -59,6 +60,7 @@ class Heterogeneity:
     subject: Literal["labels", "targets"] = "labels"
     targets: dict[str, dict[str, float]] = field(default_factory=dict)
     between: float | None = None
+    between_by_chance: float = 0.0
 
     @classmethod
     def of(cls, env: Environment, data: FederatedData) -> "Heterogeneity":
@@ -94,6 +96,7 @@ class Heterogeneity:
             subject="labels" if data.classes > 1 else "targets",
             targets=dict(zip(data.keys, described, strict=True)) if described[0] else {},
             between=_between(held) if "mean" in described[0] else None,
+            between_by_chance=(clients - 1) / max(float(sizes.sum()) - 1, 1.0),
         )
 
 

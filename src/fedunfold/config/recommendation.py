@@ -20,6 +20,7 @@ from fedunfold.config.heterogeneity import Heterogeneity
 Verdict = Literal["likely", "perhaps", "unlikely"]
 
 DIVERGENCE = 0.3  # from here on perhaps
+BETWEEN = 0.14  # likewise, of the variance beyond chance; what Cohen 1988 calls a large effect
 SIZES = 4.0  # likewise
 EPOCHS = (1.5, 2.0)  # from the first on perhaps, from the second on likely
 PARTICIPATION = (0.25, 0.5)  # likewise
@@ -62,6 +63,11 @@ def recommend(found: Heterogeneity) -> Recommendation:
         perhaps.append(
             f"{found.subject} differ: clients diverge from the pooled distribution by {found.mean_divergence:.2f} on "
             f"average, {furthest} by {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
+        )
+    if found.between is not None and found.between - found.between_by_chance >= BETWEEN:
+        perhaps.append(
+            f"{found.subject} differ: {100 * found.between:.0f} % of their variance lies between clients, where fair "
+            f"samples would have {100 * found.between_by_chance:.0f} %."
         )
     epochs = f"the busiest client trains {found.epochs_ratio:.3g} times as long as the laziest in a round."
     _sort(found.epochs_ratio, EPOCHS, epochs, likely, perhaps)

@@ -14,7 +14,7 @@ from fedunfold.config import Environment
 from fedunfold.config.fields import Client
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import TrainRequest
-from fedunfold.core.params import ModelFactory, seeded
+from fedunfold.core.params import ModelFactory, place_model, seeded
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Inputs, call_model, cast, take, tensors
 from fedunfold.data.config import MemorySource
@@ -67,7 +67,8 @@ class LocalClient:
     def register(self) -> ClientDescription:
         """What it says of itself once."""
         groups = torch.bincount(self.task.groups(self.y), minlength=self.task.num_groups)
-        module, first = seeded(self.model, 0, "shape").to(dtype=self.dtype).eval(), self.y[:1]
+        first = self.y[:1]
+        module = place_model(seeded(self.model, 0, "shape"), first.device, self.dtype).eval()
         outputs = call_model(module, cast(take(self.inputs, slice(1)), first.device, self.dtype))
         statistics = self.task.statistics(self.task.check_outputs(outputs, first), first)
         counts: tuple[int, ...] = tuple(groups.tolist())
