@@ -63,10 +63,8 @@ class TrainRequest:
         optimizer: The clients' local optimiser.
         required_metrics: What clients have to report beside their updates.
         outer: The outer loss to be evaluated along local training, where one is wanted.
-        path_gradient: Whether its gradient is wanted too (the first-order adjoint needs it; the exact one
-            collects it in the backward pass).
-        absent_loss: Whether clients of the cohort that are absent still report a loss at w^(t) (`evaluate`, possible
-            in a simulation) or nothing (`skip`).
+        path_gradient: Whether its gradient is wanted too: for the first-order adjoint, not for the exact one.
+        absent_loss: Whether absent clients report a loss at w^(t) (`evaluate`, in a simulation) or nothing (`skip`).
         stores_updates: Whether the server stores single updates beyond the round.
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
@@ -230,8 +228,7 @@ class ClientUpdates:
         num_steps: τ_k, [K]; 0 where unknown or absent.
         updates: Δ_k = w_k − w^(t) of the P clients that participated.
         remembered: m_k of all clients that enter the round, where the server remembers updates of earlier rounds.
-        cohort: Who was sampled for the round, [K]; by default everybody. An absent client is one of the cohort that
-            did not participate; a client that was not sampled is not absent.
+        cohort: Who was sampled for the round, [K]; by default everybody. Only one of the cohort can be absent.
         metrics: What the clients reported beside their updates.
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
@@ -264,8 +261,8 @@ class ClientUpdates:
 
     @property
     def entering(self) -> UpdateSet:
-        """What enters the round's direction: the updates, and remembered ones of clients that are absent."""
-        return self.updates if self.remembered is None else self.remembered
+        """What enters the round's direction: the updates, and remembered ones of absent clients."""
+        return self.remembered or self.updates
 
     def metric(self, name: Metric) -> Tensor:
         """What clients reported under this name, on the device it came on."""
@@ -296,9 +293,7 @@ class ClientUpdates:
             num_steps=torch.where(participated, self.num_steps, 0),
             updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
             metrics=ClientMetrics(
-                without(metrics.loss),
-                without(metrics.start_loss),
-                without(metrics.accuracy),
+                *map(without, (metrics.loss, metrics.start_loss, metrics.accuracy)),
                 None if gradients is None else gradients[accepted.to(gradients.device)],
             ),
             outer=outer,

@@ -98,19 +98,14 @@ def unroll_and_grad(
         roots = theta.detach().requires_grad_()
         weights = normalize_squares(roots)
     rows = weights.detach()
-    how: tuple[Any, ...] = (algorithm, outer, adjoint)
     found = unroll_decisions(
-        *(federation, lambda report, state: (rows[report.round], state), len(rows), *how),
+        *(federation, lambda report, state: (rows[report.round], state), len(rows), algorithm, outer, adjoint),
         runs=runs,
         models=models,
         storage=storage,
     )
-    results = []
-    for result in found:
-        (gradient,) = torch.autograd.grad(weights, roots, result.gradient.to(weights), retain_graph=True)
-        _check_finite(gradient, range(len(rows)), federation.lr, remedy="learn with float64")
-        results.append(replace(result, gradient=gradient))
-    return results
+    back = partial(torch.autograd.grad, weights, roots, retain_graph=True)
+    return [replace(result, gradient=back(result.gradient.to(weights))[0]) for result in found]
 
 
 def unroll_decisions(
@@ -239,8 +234,9 @@ def _forward_round(
         updates = now.store.add(aggregated.entered, aggregated.participated)
         # Of what was aggregated all but the updates themselves: these are in the store alone.
         about = aggregated.participated, aggregated.eligible, aggregated.direction, aggregated.info
-        asked = requests[i], decisions[i], gradient
-        now.layers.append(_Layer(*asked, now.server.optimizer, now.server.direction, *about, updates))
+        before = now.server.optimizer, now.server.direction
+        parts = (requests[i], decisions[i], gradient, *before, *about, updates)
+        now.layers.append(_Layer(*parts))
         now.server = server
 
 
