@@ -287,15 +287,14 @@ class ClientUpdates:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
         metrics, gradients = self.metrics, self.metrics.gradients
+        reported = without(metrics.loss), without(metrics.start_loss), without(metrics.accuracy)
+        own = None if gradients is None else gradients[accepted.to(gradients.device)]
         return replace(
             self,
             participated=participated,
             num_steps=torch.where(participated, self.num_steps, 0),
             updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(
-                *map(without, (metrics.loss, metrics.start_loss, metrics.accuracy)),
-                None if gradients is None else gradients[accepted.to(gradients.device)],
-            ),
+            metrics=ClientMetrics(*reported, own),
             outer=outer,
         )
 
