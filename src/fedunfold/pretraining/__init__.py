@@ -1,0 +1,1 @@
+"""Learning a rule once, by unfolding over many simulated federations, for federations it has never met."""

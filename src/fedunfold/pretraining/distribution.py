@@ -1,0 +1,151 @@
+"""The federations that a rule is learned on: each drawn by its number, as different as federations are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedunfold.config import Environment
+from fedunfold.core.algorithm import Absent
+from fedunfold.core.rng import generator
+from fedunfold.core.settings import Count, Natural, Settings
+from fedunfold.data.sources import load_digits
+from fedunfold.pretraining.mixtures import Mixture
+
+
+class Distribution(Settings):
+    """What federations are drawn from; ranges are drawn uniformly in the logarithm.
+
+    Attributes:
+        seed: Draws all of them.
+        clients: How many clients there are.
+        sampled_clients: How many where only some take part in a round.
+        cohort: How many of these take part.
+        rounds: T.
+        samples: Of all clients together.
+        features: Of generated data.
+        classes: Of generated data.
+        step: η in units of 4/mean ‖x‖², where local training of a linear model is about to become unstable.
+        digits: The part of federations that hold handwritten digits; the others hold generated data.
+        sampled: The part in which only some clients take part in a round.
+        flaky: The part in which clients are absent.
+        uneven_epochs: The part in which clients train unequally long.
+        shifted: The part in which every client has conditions of its own.
+    """
+
+    seed: Natural = 0
+    clients: tuple[Count, Count] = (3, 24)
+    sampled_clients: tuple[Count, Count] = (20, 60)
+    cohort: tuple[Count, Count] = (4, 12)
+    rounds: tuple[Count, Count] = (6, 24)
+    samples: tuple[Count, Count] = (600, 3000)
+    features: tuple[Count, Count] = (8, 64)
+    classes: tuple[Count, Count] = (2, 16)
+    step: tuple[float, float] = (0.05, 1.5)
+    digits: float = 0.25
+    sampled: float = 0.3
+    flaky: float = 0.35
+    uneven_epochs: float = 0.4
+    shifted: float = 0.35
+
+    def draw(self, number: int, purpose: str = "train") -> "DrawnFederation":
+        """Federation `number`; those of another purpose are others."""
+        rng = generator(self.seed, "pretraining", purpose, number)
+        return _Drawing(self, rng, f"{purpose}-{number}").federation()
+
+
+@dataclass(frozen=True)
+class DrawnFederation:
+    """A federation to learn on.
+
+    Attributes:
+        environment: It.
+        absent: How the server treats absent clients.
+        knows_horizon: Whether the rule is told T.
+    """
+
+    environment: Environment
+    absent: Absent
+    knows_horizon: bool
+
+
+class _Drawing:
+    def __init__(self, distribution: Distribution, rng: np.random.Generator, name: str) -> None:
+        self._of, self._rng, self._name = distribution, rng, name
+
+    def federation(self) -> DrawnFederation:
+        of, rng = self._of, self._rng
+        sampled, flaky = rng.random() < of.sampled, rng.random() < of.flaky
+        clients = self._count(of.sampled_clients if sampled else of.clients)
+        keys = [f"client-{k}" for k in range(clients)]
+        x, y, test = self._data(clients)
+        epochs = {key: int(rng.integers(1, 6)) for key in keys}
+        if rng.random() >= of.uneven_epochs:
+            epochs = dict.fromkeys(keys, int(rng.choice([1, 1, 2, 3])))
+        probability = {key: float(rng.uniform(0.2, 1.0)) for key in keys} if flaky else dict.fromkeys(keys, 1.0)
+        norm = float(np.mean([np.square(rows.astype(np.float64)).sum(1).mean() for rows in x]))
+        hidden = [(), (16,), (32,), (32, 32)][int(rng.integers(4))]
+        environment = Environment.from_arrays(
+            dict(zip(keys, zip(x, y, strict=True), strict=True)),
+            test,
+            classes=1 + int(max(part.max() for part in (*y, test[1]))),
+            name=self._name,
+            epochs=epochs,
+            participation_probability=probability,
+            model=hidden,
+            rounds=self._count(of.rounds),
+            batch_size=int(rng.choice([8, 16, 32])),
+            lr=4 / norm * self._log_uniform(of.step),
+            seed=int(rng.integers(2**31)),
+            clients_per_round=min(clients, self._count(of.cohort)) if sampled else None,
+        )
+        return DrawnFederation(environment, "drop" if sampled else "remember", bool(rng.random() < 0.7))
+
+    def _data(
+        self, clients: int
+    ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]], tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """(x, y) of every client and of the test set."""
+        of, rng = self._of, self._rng
+        total = max(self._count(of.samples), 10 * clients)
+        if rng.random() < of.digits:
+            digits = load_digits()
+            labels = self._labels(clients, 10, total)
+            rows = [np.flatnonzero(digits.y_train == c) for c in range(10)]
+            picked = [np.array([rng.choice(rows[c]) for c in own]) for own in labels]
+            return [digits.x_train[own] for own in picked], labels, (digits.x_test, digits.y_test)
+        classes = self._count(of.classes)
+        mixture = Mixture.draw(rng, classes, self._count(of.features))
+        labels = self._labels(clients, classes, total)
+        apart = rng.uniform(0.3, 2.0) if rng.random() < of.shifted else 0.0
+        latent = mixture.mapping.shape[0]
+        x = [mixture.sample(rng, own, rng.normal(0.0, apart, (latent,)) if apart else None) for own in labels]
+        tested = np.tile(np.arange(classes), -(-400 // classes))
+        return x, labels, (mixture.sample(rng, tested), tested)
+
+    def _labels(self, clients: int, classes: int, total: int) -> list[NDArray[np.int64]]:
+        """Which labels each client holds: skewed by a Dirichlet draw, by groups of classes, or not at all."""
+        rng = self._rng
+        sizes = rng.dirichlet(np.full(clients, 1e6)) if rng.random() < 0.4 else rng.lognormal(0, 1, clients)
+        counts = np.maximum(6, np.rint(total * sizes / sizes.sum())).astype(int)
+        kind = rng.choice(["dirichlet", "groups", "alike"], p=[0.5, 0.35, 0.15])
+        shares = np.full((clients, classes), 1 / classes)
+        if kind == "dirichlet":
+            shares = rng.dirichlet(np.full(classes, self._log_uniform((0.05, 3.0))), clients)
+        elif kind == "groups":  # most clients share the common classes, a few hold the others alone
+            rare = rng.permutation(classes)[: max(1, int(classes * rng.uniform(0.2, 0.6)))]
+            common = np.setdiff1d(np.arange(classes), rare) if len(rare) < classes else rare
+            holders = rng.permutation(clients)[: max(1, min(len(rare), int(clients * rng.uniform(0.15, 0.5))))]
+            shares = np.zeros((clients, classes))
+            shares[:, common] = 1
+            shares[holders] = 0
+            for place, c in enumerate(rare):
+                shares[holders[place % len(holders)], c] = 1
+        shares = shares + 1e-12
+        shares = shares / shares.sum(1, keepdims=True)
+        return [rng.choice(classes, size=n, p=p).astype(np.int64) for n, p in zip(counts, shares, strict=True)]
+
+    def _log_uniform(self, bounds: tuple[float, float]) -> float:
+        return float(np.exp(self._rng.uniform(*np.log(bounds))))
+
+    def _count(self, bounds: tuple[int, int]) -> int:
+        return min(bounds[1], int(self._log_uniform((bounds[0], bounds[1] + 1))))

@@ -1,0 +1,56 @@
+"""Federations to learn on: reproducible, valid, and as different as described."""
+
+import numpy as np
+import torch
+
+from fedunfold.pretraining.distribution import Distribution, DrawnFederation
+from fedunfold.pretraining.mixtures import Mixture
+from tests.pretraining import drawn_federations
+
+
+def test_a_number_always_draws_the_same() -> None:
+    first, again = Distribution().draw(3), Distribution().draw(3)
+    assert first.environment.load().checksum == again.environment.load().checksum
+    assert first.environment.lr == again.environment.lr
+    assert first.absent == again.absent and first.knows_horizon == again.knows_horizon
+
+
+def test_numbers_purposes_and_seeds_draw_others() -> None:
+    found = [Distribution().draw(0), Distribution().draw(1), Distribution().draw(0, "validation")]
+    found.append(Distribution(seed=1).draw(0))
+    assert len({drawn.environment.load().checksum for drawn in found}) == 4
+
+
+def test_ranges_hold() -> None:
+    of = Distribution()
+    for drawn in drawn_federations():
+        env, data = drawn.environment, drawn.environment.load()
+        sampled = env.clients_per_round is not None
+        low, high = of.sampled_clients if sampled else of.clients
+        assert low <= len(env.clients) <= high
+        assert of.rounds[0] <= env.rounds <= of.rounds[1]
+        assert min(data.sizes) >= 6
+        assert drawn.absent == ("drop" if sampled else "remember")
+        assert bool(torch.isfinite(data.x).all())
+
+
+def test_federations_differ_in_every_respect() -> None:
+    found: list[DrawnFederation] = drawn_federations()
+    environments = [drawn.environment for drawn in found]
+    assert {drawn.knows_horizon for drawn in found} == {True, False}
+    assert {env.clients_per_round is None for env in environments} == {True, False}
+    flaky = {any(client.participation_probability < 1 for client in env.clients) for env in environments}
+    uneven = {len({client.epochs for client in env.clients}) > 1 for env in environments}
+    assert flaky == uneven == {True, False}
+    assert len({env.model for env in environments}) == 4
+    assert {env.load().features == (64,) for env in environments} == {True, False}
+
+
+def test_a_clients_conditions_move_its_samples() -> None:
+    rng = np.random.default_rng(0)
+    mixture = Mixture.draw(rng, classes=3, features=5)
+    labels = np.zeros(500, dtype=np.int64)
+    here = mixture.sample(np.random.default_rng(1), labels)
+    there = mixture.sample(np.random.default_rng(1), labels, shift=np.full(mixture.mapping.shape[0], 2.0))
+    assert here.shape == (500, 5) and here.dtype == np.float32
+    assert np.abs(here.mean(0) - there.mean(0)).max() > 5 * here.std(0).max() / np.sqrt(500)

@@ -1,0 +1,123 @@
+"""A rule with parameters: its features worked by hand, FedAvg at its start, and what holds for all inputs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedunfold.core.messages import ClientUpdates, OpenUpdates
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, read_features
+from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+
+
+def round_of(
+    t: int,
+    rows: Sequence[Sequence[float]],
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    here: Sequence[int] | None = None,
+) -> ClientUpdates:
+    """A round in which the clients `here` send the rows."""
+    clients = list(range(len(sizes))) if here is None else list(here)
+    participated = torch.zeros(len(sizes), dtype=torch.bool)
+    participated[clients] = True
+    return ClientUpdates(
+        round=t,
+        client_ids=tuple(f"client-{k}" for k in range(len(sizes))),
+        num_examples=torch.tensor(sizes),
+        participated=participated,
+        num_steps=torch.tensor(steps),
+        updates=OpenUpdates(
+            torch.tensor(clients),
+            torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(rows[0]) if rows else 2),
+        ),
+    )
+
+
+def far_from_fedavg(horizon: int | None = 10) -> UnfoldedRule:
+    drawn = torch.Generator().manual_seed(1)
+    params = {
+        name: value + torch.randn(value.shape, generator=drawn, dtype=torch.float64)
+        for name, value in initial_parameters(8, 0).items()
+    }
+    return UnfoldedRule(params, horizon)
+
+
+def named(values: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(names, values.movedim(-1, 0).tolist(), strict=True))
+
+
+def test_features_by_hand() -> None:
+    """p = (3/4, 1/4), m = (2, 0) and (0, 2): m̄ = (3/2, 1/2), ‖m̄‖² = 5/2; two rounds alike, then ū = m̄."""
+    report = round_of(0, [[2, 0], [0, 2]], sizes=[30, 10], steps=[6, 2])
+    found = read_features(report, None, horizon=4)
+    of_clients, of_round = named(found.of_clients, CLIENT_FEATURES), named(found.of_round, ROUND_FEATURES)
+    assert of_clients["size"] == pytest.approx([math.log(1.5), math.log(0.5)])
+    assert of_clients["steps"] == pytest.approx([math.log(1.5), math.log(0.5)])
+    assert of_clients["norm"] == pytest.approx([0, 0])
+    assert of_clients["agreement"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
+    assert of_clients["redundancy"] == pytest.approx([math.log(0.75), math.log(0.25)])
+    assert of_clients["persistence"] == of_clients["staleness"] == of_clients["presences"] == pytest.approx([0, 0])
+    expected = {"spread": math.log(4 / 2.5), "turn": 0, "growth": 0, "progress": 0, "age": 0}
+    expected |= {"clients": math.log(2), "effort": math.log(4)}
+    assert of_round == pytest.approx(expected)
+
+    _, state = UnfoldedRule(initial_parameters(4, 0), 4)(report, None)
+    again = round_of(1, [[4, 0], [0, 4]], sizes=[30, 10], steps=[6, 2])
+    found = read_features(again, state, horizon=4)
+    of_clients, of_round = named(found.of_clients, CLIENT_FEATURES), named(found.of_round, ROUND_FEATURES)
+    assert of_clients["persistence"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
+    assert of_round["turn"] == pytest.approx(1)
+    assert of_round["growth"] == pytest.approx(math.log(2))
+    assert of_round["progress"] == pytest.approx(1 / 4)
+    assert of_round["age"] == pytest.approx(math.log(2))
+
+
+def test_presences_count_and_an_unknown_horizon_is_marked() -> None:
+    rule = UnfoldedRule(initial_parameters(4, 0))
+    _, state = rule(round_of(0, [[1, 0], [0, 1]], [10, 10, 10], [1, 1, 0], here=[0, 1]), None)
+    found = read_features(round_of(1, [[1, 0], [0, 1]], [10, 10, 10], [1, 0, 1], here=[0, 2]), state, None)
+    # Client 0 for the second time, client 2 for the first: (1 + 2, 1 + 1) against their mean 5/2.
+    assert named(found.of_clients, CLIENT_FEATURES)["presences"] == pytest.approx([math.log(1.2), math.log(0.8)])
+    assert named(found.of_round, ROUND_FEATURES)["progress"] == -1
+
+
+def test_it_starts_as_fedavg() -> None:
+    decision, _ = UnfoldedRule(initial_parameters(32, 0), 5)(
+        round_of(0, [[1, 2], [3, 4], [-5, 6]], [30, 10, 40], [3, 1, 4]), None
+    )
+    assert decision.weights.tolist() == pytest.approx([3 / 8, 1 / 8, 4 / 8])
+    assert decision.step == 1 and decision.momentum == 0
+
+
+def test_a_round_without_updates_decides_nothing() -> None:
+    decision, state = far_from_fedavg()(round_of(0, [], [30, 10], [0, 0], here=[]), None)
+    assert decision.weights.tolist() == [0.75, 0.25]
+    assert decision.step == 1 and decision.momentum == 0 and state is None
+
+
+numbers = st.floats(-100, 100, allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 5))
+def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, clients: int) -> None:
+    """Whatever is sent, also zeros; relisting the clients relists the weights."""
+    rows = [data.draw(st.lists(numbers, min_size=3, max_size=3)) for _ in range(clients)]
+    sizes = [data.draw(st.integers(1, 1000)) for _ in range(clients)]
+    steps = [data.draw(st.integers(0, 50)) for _ in range(clients)]
+    rule = far_from_fedavg()
+    decision, _ = rule(round_of(2, rows, sizes, steps), None)
+    assert float(decision.weights.sum()) == pytest.approx(1)
+    assert bool((decision.weights >= 0).all())
+    assert 0 <= decision.momentum <= 0.9 and 0 <= decision.step <= math.exp(2)
+    order = data.draw(st.permutations(range(clients)))
+    relisted = round_of(2, [rows[k] for k in order], [sizes[k] for k in order], [steps[k] for k in order])
+    other, _ = rule(relisted, None)
+    torch.testing.assert_close(other.weights, decision.weights[list(order)], rtol=1e-6, atol=1e-9)
+    assert other.step == pytest.approx(decision.step, rel=1e-6)
