@@ -10,6 +10,8 @@ from fedunfold.core.errors import InputError
 LARGEST = 2**63 - 1  # what TOML, Flower's records and numpy take for a whole number
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def is_count(value: object) -> bool:

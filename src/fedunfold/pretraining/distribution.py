@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Absent
 from fedunfold.core.rng import generator
-from fedunfold.core.settings import Count, Natural, Settings
+from fedunfold.core.settings import Count, Natural, Positive, Settings, Share
 from fedunfold.data.sources import load_digits
 from fedunfold.pretraining.mixtures import Mixture
 
@@ -31,22 +31,26 @@ class Distribution(Settings):
         flaky: The part in which clients are absent.
         uneven_epochs: The part in which clients train unequally long.
         shifted: The part in which every client has conditions of its own.
+        bad: The part in which a sixth of the clients has its labels in reverse.
+        remembered: The part in which the server remembers absent clients' updates; it drops them in the others.
     """
 
     seed: Natural = 0
     clients: tuple[Count, Count] = (3, 24)
-    sampled_clients: tuple[Count, Count] = (20, 60)
-    cohort: tuple[Count, Count] = (4, 12)
-    rounds: tuple[Count, Count] = (6, 24)
+    sampled_clients: tuple[Count, Count] = (20, 200)
+    cohort: tuple[Count, Count] = (4, 16)
+    rounds: tuple[Count, Count] = (5, 50)
     samples: tuple[Count, Count] = (600, 3000)
     features: tuple[Count, Count] = (8, 64)
-    classes: tuple[Count, Count] = (2, 16)
-    step: tuple[float, float] = (0.05, 1.5)
-    digits: float = 0.25
-    sampled: float = 0.3
-    flaky: float = 0.35
-    uneven_epochs: float = 0.4
-    shifted: float = 0.35
+    classes: tuple[Count, Count] = (2, 24)
+    step: tuple[Positive, Positive] = (0.03, 0.8)
+    digits: Share = 0.25
+    sampled: Share = 0.3
+    flaky: Share = 0.35
+    uneven_epochs: Share = 0.4
+    shifted: Share = 0.35
+    bad: Share = 0.08
+    remembered: Share = 0.85
 
     def draw(self, number: int, purpose: str = "train") -> "DrawnFederation":
         """Federation `number`; those of another purpose are others."""
@@ -62,11 +66,13 @@ class DrawnFederation:
         environment: It.
         absent: How the server treats absent clients.
         knows_horizon: Whether the rule is told T.
+        held_out: One client with data like theirs that none of them trains on: what the rule is judged by.
     """
 
     environment: Environment
     absent: Absent
     knows_horizon: bool
+    held_out: Environment
 
 
 class _Drawing:
@@ -85,10 +91,14 @@ class _Drawing:
         probability = {key: float(rng.uniform(0.2, 1.0)) for key in keys} if flaky else dict.fromkeys(keys, 1.0)
         norm = float(np.mean([np.square(rows.astype(np.float64)).sum(1).mean() for rows in x]))
         hidden = [(), (16,), (32,), (32, 32)][int(rng.integers(4))]
+        classes = 1 + int(max(part.max() for part in (*y, test[1])))
+        if rng.random() < of.bad:
+            for k in rng.permutation(clients)[: max(1, clients // 6)]:
+                y[k] = (classes - 1 - y[k]).astype(np.int64)
         environment = Environment.from_arrays(
             dict(zip(keys, zip(x, y, strict=True), strict=True)),
             test,
-            classes=1 + int(max(part.max() for part in (*y, test[1]))),
+            classes=classes,
             name=self._name,
             epochs=epochs,
             participation_probability=probability,
@@ -99,7 +109,17 @@ class _Drawing:
             seed=int(rng.integers(2**31)),
             clients_per_round=min(clients, self._count(of.cohort)) if sampled else None,
         )
-        return DrawnFederation(environment, "drop" if sampled else "remember", bool(rng.random() < 0.7))
+        absent: Absent = "remember" if rng.random() < of.remembered else "drop"
+        held_out = Environment.from_arrays(
+            {"held-out": test},
+            test,
+            classes=classes,
+            model=hidden,
+            rounds=1,
+            batch_size=len(test[1]),  # one minibatch, so that its loss is that of the test
+            lr=environment.lr,
+        )
+        return DrawnFederation(environment, absent, bool(rng.random() < 0.7), held_out)
 
     def _data(
         self, clients: int
@@ -119,7 +139,7 @@ class _Drawing:
         apart = rng.uniform(0.3, 2.0) if rng.random() < of.shifted else 0.0
         latent = mixture.mapping.shape[0]
         x = [mixture.sample(rng, own, rng.normal(0.0, apart, (latent,)) if apart else None) for own in labels]
-        tested = np.tile(np.arange(classes), -(-400 // classes))
+        tested = np.tile(np.arange(classes), -(-1200 // classes))
         return x, labels, (mixture.sample(rng, tested), tested)
 
     def _labels(self, clients: int, classes: int, total: int) -> list[NDArray[np.int64]]:

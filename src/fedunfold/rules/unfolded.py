@@ -6,6 +6,10 @@
     u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}
 
 All layers are tanh layers. With φ's last layers at 0 it is FedAvg: Θ = p, s = 1, β = 0.
+
+Where features lie outside the range [a, b] that φ was learned on, it leans back towards FedAvg: with the excess
+e = Σ max(0, a − z, z − b)/(b − a) over the features of the round, and e_k with those of client k too, the score is
+multiplied by exp(−e_k), and log s and β by exp(−e).
 """
 
 from collections.abc import Mapping
@@ -65,12 +69,14 @@ class UnfoldedRule:
     Attributes:
         params: φ by name.
         horizon: T, where it is known.
+        ranges: The smallest and the largest value of each feature that φ was learned on, [2, F+G]; None: not known.
         name: What it is called in tables.
         required_metrics: Nothing has to be reported for it.
     """
 
     params: Mapping[str, Tensor]
     horizon: int | None = None
+    ranges: Tensor | None = None
     name: str = "fedunfold"
     required_metrics: frozenset[Metric] = field(default=frozenset(), repr=False)
 
@@ -80,15 +86,26 @@ class UnfoldedRule:
 
     def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
         """Θ over all clients, s and β from the features of a round, differentiable in φ."""
-        pooled = found.of_round.expand(len(found.clients), -1)
-        h = self._layer("encoder.1", self._layer("encoder.0", torch.cat([found.of_clients, pooled], 1)).tanh()).tanh()
+        h = self._layer("encoder.1", self._layer("encoder.0", joined(found)).tanh()).tanh()
         mean = found.shares @ h
         score = self._layer("score.1", self._layer("score.0", torch.cat([h, mean.expand_as(h)], 1)).tanh())[:, 0]
-        theta = (found.shares.log() + SCORE * (score / SCORE).tanh()).softmax(0)
+        lean, lean_of_clients = self._lean(found)
+        theta = (found.shares.log() + lean_of_clients * SCORE * (score / SCORE).tanh()).softmax(0)
         weights = theta.new_zeros(num_clients).index_add(0, found.clients, theta)
         to_step, to_momentum = self._layer("step.1", self._layer("step.0", torch.cat([mean, found.of_round])).tanh())
-        momentum = MOMENTUM * to_momentum.square() / (1 + to_momentum.square())
-        return Decided(weights, (LOG_STEP * (to_step / LOG_STEP).tanh()).exp() * (1 - momentum), momentum)
+        momentum = lean * MOMENTUM * to_momentum.square() / (1 + to_momentum.square())
+        return Decided(weights, (lean * LOG_STEP * (to_step / LOG_STEP).tanh()).exp() * (1 - momentum), momentum)
+
+    def _lean(self, found: RoundFeatures) -> tuple[Tensor, Tensor]:
+        """exp(−e) and exp(−e_k), [n]."""
+        of_round, of_clients = found.of_round, found.of_clients
+        if self.ranges is None:
+            return of_round.new_ones(()), of_clients.new_ones(len(of_clients))
+        lowest, highest = self.ranges
+        beyond = torch.relu(torch.maximum(lowest - (z := joined(found)), z - highest)) / (highest - lowest)
+        own = of_clients.shape[1]
+        excess = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
+        return (-excess).exp(), (-excess - beyond[:, :own].sum(1)).exp()
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
@@ -113,3 +130,8 @@ class UnfoldedRule:
         direction = report.layout.params(report.entering.weighted_sum(weights).total)
         decision = RoundDecision(weights, float(decided.step.detach()), float(decided.momentum.detach()))
         return decision, found.state | {"previous": direction}
+
+
+def joined(found: RoundFeatures) -> Tensor:
+    """A client's features and then those of the round, [n, F+G]."""
+    return torch.cat([found.of_clients, found.of_round.expand(len(found.clients), -1)], 1)

@@ -1,0 +1,142 @@
+"""What one drawn federation tells about a rule: its gradient, how much better than FedAvg it is, what it met there."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import DivergenceError
+from fedunfold.core.messages import ClientUpdates, OuterLossResult, TrainRequest
+from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.core.run_result import RunResult
+from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.pretraining.distribution import Distribution, DrawnFederation
+from fedunfold.rules.rule import Decided, State, WeightingRule
+from fedunfold.rules.size import size
+from fedunfold.rules.unfolded import UnfoldedRule, joined
+from fedunfold.training.loop import run_rounds
+from fedunfold.unfolding.adjoint import AdjointKind
+from fedunfold.unfolding.rule_gradient import rule_gradient
+
+RUN = "trial-0"
+LAST_ROUNDS = 3
+"""The final score is the mean of so many rounds: with sampled clients it changes from round to round."""
+
+
+@dataclass(frozen=True)
+class MetaGradient:
+    """What a federation says about φ.
+
+    Attributes:
+        loss: Σ_t F(w^(t)) / (T F(w^(0))), t = 1 … T, F the class-balanced loss on held-out data.
+        fedavg_loss: The same of FedAvg.
+        gradient: d loss/dφ by name; None where the run or the gradient was not finite.
+    """
+
+    loss: float
+    fedavg_loss: float
+    gradient: Mapping[str, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How a rule fared in a federation it was not learned on, in percentage points above FedAvg.
+
+    Attributes:
+        final: Of the last rounds.
+        mean: Of all rounds.
+        ranges: The smallest and the largest value of each feature it met, [2, F+G].
+    """
+
+    final: float
+    mean: float
+    ranges: Tensor
+
+
+class _JudgedOnHeldOut(SimulatedFederation):
+    """A federation whose outer loss is that on data no client trains on."""
+
+    def __init__(self, drawn: DrawnFederation) -> None:
+        super().__init__(drawn.environment)
+        self._held_out = SimulatedFederation(drawn.held_out)
+
+    def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
+        return self._held_out.outer_loss(requests)
+
+
+def meta_gradient(
+    distribution: Distribution, number: int, params: Mapping[str, Tensor], adjoint: AdjointKind
+) -> MetaGradient:
+    """Draw federation `number` and differentiate its loss through all rounds in φ."""
+    drawn = distribution.draw(number)
+    federation = _JudgedOnHeldOut(drawn)
+    rounds, algorithm = drawn.environment.rounds, Algorithm(absent=drawn.absent)
+    outer = OUTER_LOSSES.make("every-round")
+    first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
+    scale = 1 / (rounds * federation.outer_loss([first])[0].loss)
+    try:
+        fedavg = scale * sum(test.loss for test in _fedavg(drawn, federation).evaluations)
+        found = rule_gradient(federation, _rule(drawn, params), rounds, algorithm, outer, adjoint, RUN)
+    except DivergenceError:  # an unlucky draw: a learning rate that no server can cope with
+        return MetaGradient(math.nan, math.nan, None)
+    gradient = {name: scale * slope for name, slope in found.gradient.items()}
+    finite = all(bool(slope.isfinite().all()) for slope in gradient.values())
+    return MetaGradient(scale * found.loss, fedavg, gradient if finite else None)
+
+
+def validate(distribution: Distribution, number: int, params: Mapping[str, Tensor]) -> Gain | None:
+    """How φ fares in a federation that is never learned on; None where a run diverges."""
+    drawn = distribution.draw(number, "validation")
+    federation = SimulatedFederation(drawn.environment)
+    noticing = _Noticing(_rule(drawn, params))
+    try:
+        fedavg = _scores(_fedavg(drawn, federation))
+        ours = _scores(_run(drawn, federation, noticing, Algorithm(absent=drawn.absent)))
+    except DivergenceError:
+        return None
+    ranges = torch.stack([torch.stack(noticing.lowest).amin(0), torch.stack(noticing.highest).amax(0)])
+    last = slice(-LAST_ROUNDS, None)
+    return Gain(_mean(ours[last]) - _mean(fedavg[last]), _mean(ours) - _mean(fedavg), ranges)
+
+
+class _Noticing:
+    """A rule of which the range of every feature it reads is noted."""
+
+    def __init__(self, rule: UnfoldedRule) -> None:
+        self._rule = rule
+        self.name, self.required_metrics = rule.name, rule.required_metrics
+        self.lowest: list[Tensor] = []
+        self.highest: list[Tensor] = []
+
+    def __call__(self, report: ClientUpdates, state: State) -> tuple[Decided, State]:
+        if len(report.entering.clients):
+            z = joined(self._rule.read(report, state))
+            self.lowest.append(z.amin(0))
+            self.highest.append(z.amax(0))
+        return self._rule(report, state)
+
+
+def _rule(drawn: DrawnFederation, params: Mapping[str, Tensor]) -> UnfoldedRule:
+    return UnfoldedRule(params, drawn.environment.rounds if drawn.knows_horizon else None)
+
+
+def _fedavg(drawn: DrawnFederation, federation: SimulatedFederation) -> RunResult:
+    return _run(drawn, federation, size(), Algorithm(absent="drop"))
+
+
+def _run(
+    drawn: DrawnFederation, federation: SimulatedFederation, rule: WeightingRule, algorithm: Algorithm
+) -> RunResult:
+    (result,) = run_rounds(federation, rule, drawn.environment.rounds, [RUN], algorithm=algorithm)
+    return result
+
+
+def _scores(result: RunResult) -> list[float]:
+    return [100 * test.score for test in result.evaluations]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

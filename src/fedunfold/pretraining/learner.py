@@ -1,0 +1,270 @@
+"""Learning φ over drawn federations: Adam on the mean of their gradients, each clipped, and those counted more in which
+the rule does harm.
+
+    g = (1/B) Σ_i c_i clip(∇_φ L_i),   c_i = caution where L_i is above FedAvg's loss, else 1
+    clip(g) = g · min(1, clip/‖g‖)
+
+L_i is Σ_t F(w^(t)) / (T F(w^(0))) on held-out data, so that every federation counts the same. What is returned is not
+the last φ but the one that did best on federations drawn apart, by its mean gain over FedAvg plus that of the worst
+tenth: a rule that others are to use without a second thought must do no harm.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.settings import Count, Natural, Positive, Settings
+from fedunfold.io.checkpoint import Checkpoint, Tensors
+from fedunfold.pretraining.distribution import Distribution
+from fedunfold.pretraining.federations import Gain, meta_gradient, validate
+from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.unfolding.adjoint import AdjointKind
+from fedunfold.unfolding.state import Adam
+from fedunfold.version import VERSION
+
+MARGIN = 0.5
+"""A feature may lie outside the range it had on federations drawn apart by this part of it."""
+
+
+class Pretraining(Settings):
+    """How a rule is learned.
+
+    Attributes:
+        steps: How often φ is updated.
+        federations: B, how many federations each of these updates sees; every one is drawn once.
+        lr: The learning rate at first; from a fifth of the steps on it falls linearly to 0.
+        clip: No federation's gradient is longer.
+        caution: How much more those count in which the rule is worse than FedAvg.
+        width: Of the rule's layers.
+        seed: Draws φ.
+        adjoint: exact, or first_order.
+        validation: How many federations drawn apart φ is validated on.
+        every: It is validated after so many steps, and after the last.
+        patience: After so many validations without a better φ learning stops.
+        distribution: What federations are drawn from.
+    """
+
+    steps: Count = 800
+    federations: Count = 16
+    lr: Positive = 0.01
+    clip: Positive = 0.3
+    caution: Positive = 3.0
+    width: Count = 32
+    seed: Natural = 0
+    adjoint: AdjointKind = "exact"
+    validation: Count = 96
+    every: Count = 100
+    patience: Count = 4
+    distribution: Distribution = Distribution()
+
+
+@dataclass(frozen=True)
+class Validation:
+    """φ on the federations drawn apart, in percentage points above FedAvg.
+
+    Attributes:
+        step: After how many steps.
+        mean: Mean gain of the last rounds.
+        worst: Mean gain of the worst tenth of the federations.
+        path: Mean gain over all rounds.
+        wins: Part of the federations with a gain; one within 0.25 points counts half.
+    """
+
+    step: int
+    mean: float
+    worst: float
+    path: float
+    wins: float
+
+    @classmethod
+    def of(cls, step: int, gains: list[Gain]) -> "Validation":
+        final = np.sort([gain.final for gain in gains])
+        wins = np.where(np.abs(final) <= 0.25, 0.5, final > 0)
+        tenth = final[: max(1, len(final) // 10)]
+        path = np.mean([gain.mean for gain in gains])
+        return cls(step, float(final.mean()), float(tenth.mean()), float(path), float(wins.mean()))
+
+    @property
+    def value(self) -> float:
+        """What φ is chosen by."""
+        return self.mean + self.worst
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where learning stands.
+
+    Attributes:
+        params: φ by name.
+        optimizer: Adam's state, over all of φ.
+        losses: The mean loss of every step's federations, as part of FedAvg's.
+        validations: Those made.
+        best: φ with the largest value.
+        ranges: Of the features it met there, [2, F+G].
+    """
+
+    params: Mapping[str, Tensor]
+    optimizer: Adam
+    losses: tuple[float, ...] = ()
+    validations: tuple[Validation, ...] = ()
+    best: Mapping[str, Tensor] | None = None
+    ranges: Tensor | None = None
+
+    @property
+    def chosen(self) -> Validation:
+        """The best validation."""
+        return max(self.validations, key=lambda made: made.value)
+
+    @property
+    def rule(self) -> UnfoldedRule:
+        """The rule with the best φ."""
+        if self.best is None or self.ranges is None:
+            raise FedunfoldError("no φ was validated yet; let it learn for longer.")
+        widened = MARGIN * (self.ranges[1] - self.ranges[0])
+        return UnfoldedRule(self.best, ranges=torch.stack([self.ranges[0] - widened, self.ranges[1] + widened]))
+
+
+OnStep = Callable[[Progress], None]
+
+
+def pretrain(
+    settings: Pretraining,
+    *,
+    processes: int = 1,
+    checkpoint: Path | None = None,
+    on_step: OnStep = lambda progress: None,
+) -> Progress:
+    """Learn a rule; how many processes work makes no difference to what is learned.
+
+    Args:
+        settings: How.
+        processes: How many federations are run at a time, with one thread each.
+        checkpoint: Where it is saved how far learning came; a file that exists is resumed from.
+        on_step: Called after every step.
+
+    Returns:
+        Where it ended.
+
+    Raises:
+        FedunfoldError: A process was killed.
+    """
+    progress, store = _start(settings), None
+    if checkpoint is not None:
+        store = Checkpoint(checkpoint, "pre-training", settings.model_dump(mode="json") | {"version": VERSION})
+        progress = store.load(_parsed) or progress
+    try:
+        with _pool(processes) as pool:
+            while not _finished(progress, settings):
+                progress = _step(progress, settings, pool)
+                step = len(progress.losses)
+                if step % settings.every == 0 or step == settings.steps:
+                    progress = _validated(progress, settings, pool)
+                if store is not None and store.should_save:
+                    _save(store, progress)
+                on_step(progress)
+    except BrokenProcessPool as error:
+        raise FedunfoldError("a process was killed (out of memory?); run the same again to resume.") from error
+    finally:
+        if store is not None:
+            _save(store, progress)
+    return progress
+
+
+def _start(settings: Pretraining) -> Progress:
+    params = initial_parameters(settings.width, settings.seed)
+    return Progress(params, Adam.start(_flat(params), (0.9, 0.99)))
+
+
+def _finished(progress: Progress, settings: Pretraining) -> bool:
+    made = progress.validations
+    best = made.index(progress.chosen) if made else 0
+    return len(progress.losses) >= settings.steps or len(made) - 1 - best >= settings.patience
+
+
+def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
+    done, count = len(progress.losses), settings.federations
+    one = partial(meta_gradient, settings.distribution, params=progress.params, adjoint=settings.adjoint)
+    found = [made for made in pool.map(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
+    total = torch.zeros_like(progress.optimizer.m)
+    for made in found:
+        gradient = _flat(made.gradient or {})
+        harm = settings.caution if made.loss > made.fedavg_loss else 1.0
+        total += harm * gradient * min(1.0, settings.clip / max(float(gradient.norm()), 1e-12)) / count
+    lr = settings.lr * min(1.0, 1.25 * (1 - done / settings.steps))
+    theta, optimizer = progress.optimizer.step(_flat(progress.params), total, lr)
+    ratio = float(np.mean([made.loss / made.fedavg_loss for made in found])) if found else 1.0
+    params = _unflattened(theta, progress.params)
+    return replace(progress, params=params, optimizer=optimizer, losses=(*progress.losses, ratio))
+
+
+def _validated(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
+    one = partial(validate, settings.distribution, params=progress.params)
+    gains = [gain for gain in pool.map(one, range(settings.validation)) if gain is not None]
+    if not gains:
+        raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")
+    made = Validation.of(len(progress.losses), gains)
+    better = not progress.validations or made.value > progress.chosen.value
+    progress = replace(progress, validations=(*progress.validations, made))
+    if not better:
+        return progress
+    met = torch.stack([gain.ranges for gain in gains])
+    return replace(progress, best=progress.params, ranges=torch.stack([met[:, 0].amin(0), met[:, 1].amax(0)]))
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    # A fresh interpreter each: a fork of a process that has used threads can hang.
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too; only the parent is to handle it
+    torch.set_num_threads(1)
+
+
+def _flat(params: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in params.values()])
+
+
+def _unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    parts = torch.split(theta, [value.numel() for value in like.values()])
+    return {name: part.reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def _save(store: Checkpoint, progress: Progress) -> None:
+    tensors = {f"params.{name}": value for name, value in progress.params.items()}
+    tensors |= {"adam.m": progress.optimizer.m, "adam.v": progress.optimizer.v}
+    if progress.best is not None and progress.ranges is not None:
+        tensors |= {f"best.{name}": value for name, value in progress.best.items()} | {"ranges": progress.ranges}
+    made = [vars(validation) for validation in progress.validations]
+    names = list(progress.params)
+    store.save(tensors, {"losses": list(progress.losses), "validations": made, "names": names})
+
+
+def _parsed(tensors: Tensors, about: Any) -> Progress:
+    losses, names = tuple(map(float, about["losses"])), about["names"]
+    best = {name: tensors[f"best.{name}"] for name in names} if "ranges" in tensors else None
+    return Progress(
+        {name: tensors[f"params.{name}"] for name in names},
+        Adam(tensors["adam.m"], tensors["adam.v"], len(losses), (0.9, 0.99)),
+        losses,
+        tuple(Validation(**made) for made in about["validations"]),
+        best,
+        tensors.get("ranges"),
+    )
