@@ -190,14 +190,15 @@ class WeightedStrategy(FedAvg):
         about = f"round {run.round}"
         updates = self.failures.accept_replies(by_client, expected, about, self._read_update, rejected)
         weights: dict[str, float] = {}
+        reason = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
         try:
             weights = self._step(run, updates, cohort)
         except FedunfoldError as error:
-            run.problem = str(error).rstrip(".")
+            run.problem = str(error).rstrip(".") if updates or not rejected else reason
             log.error("round %d is skipped: %s", run.round, error)
         else:
             run.has_trained |= bool(updates)
-            run.problem = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
+            run.problem = reason
         run.round += 1
         self.weights.append(weights)
         contents = [update.content for update in updates.values()] if weights else []
