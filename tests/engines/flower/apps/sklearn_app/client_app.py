@@ -14,18 +14,16 @@ def train(msg: Message, context: Context) -> Message:
     model = set_params(create_model(), msg.content.array_records["arrays"].to_numpy_ndarrays())
     x, y, _, _ = load_data(int(context.node_config["partition-id"]))
     fit(model, x, y)
-    metrics = {"train_logloss": float(log_loss(y, model.predict_proba(x), labels=range(10))), "num-examples": len(y)}
-    content = {"arrays": ArrayRecord(get_params(model)), "metrics": MetricRecord(metrics)}
-    return Message(content=RecordDict(content), reply_to=msg)
+    loss = float(log_loss(y, model.predict_proba(x), labels=range(10)))
+    metrics = MetricRecord({"train_logloss": loss, "num-examples": len(y)})
+    content = RecordDict({"arrays": ArrayRecord(get_params(model)), "metrics": metrics})
+    return Message(content=content, reply_to=msg)
 
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context) -> Message:
     model = set_params(create_model(), msg.content.array_records["arrays"].to_numpy_ndarrays())
     _, _, x, y = load_data(int(context.node_config["partition-id"]))
-    metrics = {
-        "test_logloss": float(log_loss(y, model.predict_proba(x), labels=range(10))),
-        "accuracy": float(model.score(x, y)),
-        "num-examples": len(y),
-    }
-    return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+    loss, accuracy = float(log_loss(y, model.predict_proba(x), labels=range(10))), float(model.score(x, y))
+    metrics = MetricRecord({"test_logloss": loss, "accuracy": accuracy, "num-examples": len(y)})
+    return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

@@ -22,11 +22,9 @@ def train(msg: Message, context: Context) -> Message:
     assert isinstance(lr, float)
     assert isinstance(server_round, int)
     loss = train_fn(net, x, y, epochs=1, lr=lr, seed=1000 * server_round + partition)
-    content = {
-        "arrays": ArrayRecord(net.state_dict()),
-        "metrics": MetricRecord({"train_loss": loss, "num-examples": len(y)}),
-    }
-    return Message(content=RecordDict(content), reply_to=msg)
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})
+    content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
+    return Message(content=content, reply_to=msg)
 
 
 @app.evaluate()

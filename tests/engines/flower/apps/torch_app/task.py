@@ -18,7 +18,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu(), 2)
-        return self.out(self.hidden(x.flatten(1)).relu())
+        z: Tensor = self.out(self.hidden(x.flatten(1)).relu())
+        return z
 
 
 def load_data(partition_id: int, num_partitions: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,7 +39,7 @@ def train(net: Net, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> 
     draw, losses = torch.Generator().manual_seed(seed), []
     net.train()
     for _ in range(epochs):
-        for rows in torch.randperm(len(y), generator=draw).split(16):
+        for rows in torch.split(torch.randperm(len(y), generator=draw), 16):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
             loss.backward()  # type: ignore[no-untyped-call]
