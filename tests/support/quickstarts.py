@@ -11,7 +11,6 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from tests.engines.flower.apps.sklearn_app.client_app import app as sklearn_clients
 from tests.engines.flower.apps.torch_app.client_app import app as torch_clients
@@ -55,6 +54,8 @@ class BothApps(ClientApp):
 
 
 def main(folder: str) -> None:
+    from flwr.simulation import run_simulation  # brings Ray, which those who import this file do not need
+
     server = ServerApp()
 
     @server.main()

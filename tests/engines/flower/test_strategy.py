@@ -394,6 +394,23 @@ def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
     assert strategy.failures.as_dict() == {"node:9": {"rejected": 1}}
 
 
+def test_a_rule_sees_the_updates_that_are_remembered() -> None:
+    """Node 3 answers in the first round only; what it sent then enters the second, and the rule is shown it."""
+    entering: list[list[str]] = []
+
+    @fu.rule()
+    def looks(report: Any, state: Any) -> Any:
+        entering.append(sorted(report.client_ids[k] for k in report.entering.clients.tolist()))
+        return report.num_examples / report.num_examples.sum(), state
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if node == 3 and reply.metadata.message_type == "train" and strategy.weights else reply
+
+    strategy = WeightedStrategy(looks, absent="remember")
+    start(strategy, LocalGrid(app_of(), NODES, spoil))
+    assert entering == [["node:1", "node:2", "node:3"]] * 2
+
+
 def test_counters_are_averaged_as_the_model_is_and_stay() -> None:
     def spoil(reply: Message, node: int) -> Message | None:
         if reply.metadata.message_type != "train":
