@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedunfold.core.messages import RejectedUpdate as RejectedUpdate
     from fedunfold.core.parts import RoundDecision as RoundDecision
     from fedunfold.core.run_result import RunResult as RunResult
+    from fedunfold.engines.flower.strategy import WeightedStrategy as WeightedStrategy
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
     from fedunfold.leave_out import leave_one_out as leave_one_out
     from fedunfold.local import accumulated as accumulated
@@ -120,6 +121,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", "plot", "server", *_HOME_OF]
+
+_HOME_OF["WeightedStrategy"] = "engines.flower"  # not in __all__, all of which is there without an extra
 
 
 def __getattr__(name: str) -> Any:

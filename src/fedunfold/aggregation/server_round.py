@@ -41,6 +41,25 @@ class ServerState:
         optimizer = tuple(part.double() if part.is_floating_point() else part for part in self.optimizer)
         return ServerState(self.model.double(), optimizer, memory, direction)
 
+    def to_tensors(self) -> dict[str, Tensor]:
+        """All of it by name, for a checkpoint."""
+        tensors = {"model": self.model} | {f"moment-{i}": moment for i, moment in enumerate(self.optimizer)}
+        if self.direction is not None:
+            tensors["direction"] = self.direction
+        return tensors | {f"update-{k}": update for k, update in self.memory.items()}
+
+    @classmethod
+    def from_tensors(cls, found: Mapping[str, Tensor], device: torch.device) -> "ServerState":
+        """What `to_tensors` gave, among other tensors; ValueError where its vectors [d] of floats are not alike."""
+        names = [name for name in found if name in ("model", "direction") or name.startswith(("moment-", "update-"))]
+        own = {name: found[name].to(device) for name in names}
+        model = own["model"]
+        if not all(v.dim() == 1 and v.shape == model.shape and v.is_floating_point() for v in own.values()):
+            raise ValueError("its vectors are not alike")
+        moments = [own[f"moment-{i}"] for i in range(sum(name.startswith("moment-") for name in own))]
+        memory = {int(name.removeprefix("update-")): t for name, t in own.items() if name.startswith("update-")}
+        return cls(model, tuple(moments), dict(sorted(memory.items())), own.get("direction"))
+
 
 @dataclass(frozen=True)
 class Aggregated:

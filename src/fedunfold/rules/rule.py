@@ -9,7 +9,7 @@ place of weights it may return a `RoundDecision` with a step size and a momentum
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
+from fedunfold.core.params import fingerprint
 from fedunfold.core.parts import RoundDecision
 from fedunfold.core.registry import Registry
 
@@ -95,6 +96,29 @@ def decide(rule: WeightingRule, report: ClientUpdates, state: State) -> tuple[Ro
     """What a rule decides for a round, also where it returns weights alone."""
     decided, remembered = rule(report, state)
     return decided if isinstance(decided, RoundDecision) else RoundDecision(decided), remembered
+
+
+def for_rounds(rule: WeightingRule, rounds: int) -> WeightingRule:
+    """The rule for a run of T rounds: one that has `with_horizon` is told T."""
+    told: Callable[[int], WeightingRule] | None = getattr(rule, "with_horizon", None)
+    return rule if told is None else told(rounds)
+
+
+def describe_rule(rule: WeightingRule) -> dict[str, Any]:
+    """What a checkpoint says of the rule it belongs to: its name, and fingerprints of its weights or parameters.
+
+    >>> from fedunfold.rules import size
+    >>> describe_rule(size())
+    {'rule': 'size', 'weights': None, 'parameters': None}
+    """
+    weights, params = getattr(rule, "weights", None), getattr(rule, "params", None)
+    named = sorted(params.items()) if isinstance(params, Mapping) else []
+    vectors = [value.flatten().double() for _, value in named if isinstance(value, Tensor)]
+    return {
+        "rule": rule.name,
+        "weights": fingerprint(weights) if isinstance(weights, Tensor) else None,
+        "parameters": fingerprint(torch.cat(vectors)) if vectors else None,
+    }
 
 
 def _checked_weights(given: object, report: ClientUpdates, where: str) -> Tensor:

@@ -21,7 +21,7 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
-from fedunfold.rules.rule import WeightingRule, decide, requested_metrics
+from fedunfold.rules.rule import WeightingRule, decide, describe_rule, requested_metrics
 from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
@@ -116,12 +116,10 @@ def _identity(
     digest: str,
 ) -> dict[str, Any]:
     """What a checkpoint of runs belongs to. The initial models stand for the seed, the model and the precision, a
-    rule's name for the rule."""
-    weights = getattr(rule, "weights", None)
+    rule's name, weights and parameters for the rule."""
     return {
         "runs": list(runs),
-        "rule": rule.name,
-        "weights": fingerprint(weights) if isinstance(weights, Tensor) else None,
+        **describe_rule(rule),
         "algorithm": algorithm.describe(),
         "clients": [asdict(client) for client in federation.clients],
         "device": starts[0].device.type,

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from fedunfold.aggregation.server_round import ServerState
-from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation, RejectedUpdate
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.io.checkpoint import Checkpoint, Tensors
-
-TENSOR = "tensor"
-"""The key of a dict that stands for a tensor in what a rule or a clock remembers."""
+from fedunfold.io.plain_values import from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,7 @@ class RunState:
         return len(self.weights)
 
     def _check(self) -> None:
-        """ValueError where this is not the state of one run: vectors [d] of floats, and rows [K] for every round."""
-        server = self.server
-        vectors = [server.model, *server.optimizer, *server.memory.values()]
-        vectors += [] if server.direction is None else [server.direction]
-        if not all(v.dim() == 1 and v.shape == server.model.shape and v.is_floating_point() for v in vectors):
-            raise ValueError("its vectors are not alike")
+        """ValueError where this is not the state of one run: rows [K] for every round."""
         rows = [row.shape for row in (*self.weights, *self.participated, *self.log_norms)]
         counts = {len(self.weights), len(self.participated), len(self.evaluations), len(self.log_norms)}
         if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
@@ -62,20 +54,15 @@ class RunState:
 
     def to_parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors, and the rest in plain values."""
-        server = self.server
         tensors = {
-            "model": server.model,
+            **self.server.to_tensors(),
             "weights": torch.stack(self.weights),
             "participated": torch.stack(self.participated),
             "log_norms": torch.stack(self.log_norms),
         }
-        if server.direction is not None:
-            tensors["direction"] = server.direction
-        tensors |= {f"moment-{i}": moment for i, moment in enumerate(server.optimizer)}
-        tensors |= {f"update-{k}": update for k, update in server.memory.items()}
         tensors |= {f"classes-{t}": found.class_accuracy for t, found in enumerate(self.evaluations)}
         remembered: dict[str, Tensor] = {}
-        states = {"rule": _plain(self.rule, remembered), "clock": _plain(self.clock, remembered)}
+        states = {"rule": to_plain(self.rule, remembered), "clock": to_plain(self.clock, remembered)}
         tests = [(found.score, found.loss, dict(found.metrics)) for found in self.evaluations]
         rejected = [asdict(entry) for entry in self.rejected]
         primary = self.evaluations[-1].primary
@@ -90,51 +77,18 @@ class RunState:
             Evaluation(score, loss, tensors[f"classes-{t}"], {name: float(metrics[name]) for name in metrics}, primary)
             for t, (score, loss, metrics) in enumerate(about["tests"])
         ]
-        moments = [
-            tensors[f"moment-{i}"].to(device) for i in range(sum(name.startswith("moment-") for name in tensors))
-        ]
-        memory = {int(n.removeprefix("update-")): t.to(device) for n, t in tensors.items() if n.startswith("update-")}
-        direction = tensors["direction"].to(device) if "direction" in tensors else None
         state = cls(
-            ServerState(tensors["model"].to(device), tuple(moments), memory, direction),
-            _restored(about["rule"], tensors),
+            ServerState.from_tensors(tensors, device),
+            from_plain(about["rule"], tensors),
             [*tensors["weights"]],
             [*tensors["participated"]],
             tests,
             [*tensors["log_norms"]],
             [RejectedUpdate(**entry) for entry in about["rejected"]],
-            _restored(about["clock"], tensors),
+            from_plain(about["clock"], tensors),
         )
         state._check()
         return state
-
-
-def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What a rule or a clock remembers in plain values; tensors go into `tensors`, and a name stands in their place."""
-    if isinstance(value, Tensor):
-        name = f"remembered-{len(tensors)}"
-        tensors[name] = value.detach()
-        return {TENSOR: name}
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise InputError("the state of a rule or a clock is saved only where its dicts have strings as keys.")
-        return {key: _plain(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry, tensors) for entry in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise InputError(
-        "the state of a rule or a clock is saved only where it is made of numbers, strings, tensors, lists and dicts, "
-        f"not of {type(value).__name__}."
-    )
-
-
-def _restored(value: Any, tensors: Tensors) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {TENSOR}:
-            return tensors[value[TENSOR]]
-        return {key: _restored(entry, tensors) for key, entry in value.items()}
-    return [_restored(entry, tensors) for entry in value] if isinstance(value, list) else value
 
 
 def save_states(checkpoint: Checkpoint, states: Sequence[RunState]) -> None:

@@ -204,6 +204,54 @@ def test_a_bad_reply_is_rejected(kind: str, caplog: pytest.LogCaptureFixture) ->
     assert 1 < trained(result) < 4
 
 
+OTHER_ARRAYS: dict[str, tuple[Callable[[Message], RecordDict], str]] = {
+    "a shape numpy would stretch": (
+        lambda reply: changed(reply, b=np.ones(1, dtype=np.float32)),
+        "has 'b' of shape [1] in place of [3], the initial one",
+    ),
+    "the same number of entries": (
+        lambda reply: changed(reply, w=np.ones((3, 2), dtype=np.float32)),
+        "has 'w' of shape [3, 2] in place of [2, 3], the initial one",
+    ),
+    "one more": (
+        lambda reply: changed(reply, c=np.ones(3, dtype=np.float32)),
+        "has an array 'c', which the initial arrays do not have",
+    ),
+    "one less": (
+        lambda reply: RecordDict(
+            {
+                "arrays": ArrayRecord({"w": reply.content.array_records["arrays"]["w"]}),
+                "metrics": reply.content["metrics"],
+            }
+        ),
+        "has no array 'b', which the initial arrays have",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_ARRAYS)
+def test_other_arrays_are_never_averaged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One client's are rejected in a sentence that names its node; where all send them, the run is an error."""
+    change, said = OTHER_ARRAYS[kind]
+    everybody = False
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type == "train" and (everybody or node == 2):
+            reply.content = change(reply)
+        return reply
+
+    strategy = WeightedStrategy()
+    result = start(strategy, LocalGrid(app_of(), NODES, spoil), rounds=1)
+    assert f"client node:2: rejected (round 0: {said})" in caplog.text
+    assert strategy.failures.as_dict() == {"node:2": {"rejected": 1}}
+    others = {node: config for node, config in NODES.items() if node != 2}
+    assert trained(result) == trained(start(FedAvg(), LocalGrid(app_of(), others), rounds=1))
+    everybody = True
+    with pytest.raises(FederationError, match=r"none of 2 rounds has trained the model.*client node:\d has") as stopped:
+        start(WeightedStrategy(), LocalGrid(app_of(), NODES, spoil))
+    assert said in str(stopped.value)
+
+
 def test_an_error_and_an_inflated_count(caplog: pytest.LogCaptureFixture) -> None:
     """A count is taken within bounds."""
 
@@ -344,6 +392,23 @@ def test_a_client_that_is_back_before_its_old_node_is_gone() -> None:
     strategy.start(grid, initial(), num_rounds=3, evaluate_fn=restart)
     assert [sorted(weights) for weights in strategy.weights] == [["ann", "bob", "cat"]] * 3
     assert strategy.failures.as_dict() == {"node:9": {"rejected": 1}}
+
+
+def test_a_rule_sees_the_updates_that_are_remembered() -> None:
+    """Node 3 answers in the first round only; what it sent then enters the second, and the rule is shown it."""
+    entering: list[list[str]] = []
+
+    @fu.rule()
+    def looks(report: Any, state: Any) -> Any:
+        entering.append(sorted(report.client_ids[k] for k in report.entering.clients.tolist()))
+        return report.num_examples / report.num_examples.sum(), state
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if node == 3 and reply.metadata.message_type == "train" and strategy.weights else reply
+
+    strategy = WeightedStrategy(looks, absent="remember")
+    start(strategy, LocalGrid(app_of(), NODES, spoil))
+    assert entering == [["node:1", "node:2", "node:3"]] * 2
 
 
 def test_counters_are_averaged_as_the_model_is_and_stay() -> None:

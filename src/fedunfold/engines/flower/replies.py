@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedunfold.aggregation.screening import NOT_USABLE, is_usable
@@ -15,6 +15,8 @@ from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUp
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation
 from fedunfold.engines.flower.schema import Arrays, ClientReply, MessageType
+from fedunfold.engines.flower.wire import ModelArrays
+from fedunfold.io.limits import CLIENT_SAMPLES
 
 FIXED: Mapping[MessageType, tuple[tuple[str, ...], frozenset[str]]] = {
     "vjp": (("adjoint",), frozenset()),
@@ -169,6 +171,45 @@ def _outer_terms(request: TrainRequest, replies: Mapping[str, ClientReply], trai
         torch.tensor(losses, dtype=torch.float64) if losses else None,
         gradients(apart),
     )
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a strategy can use of a train reply.
+
+    Attributes:
+        arrays: w_k.
+        metrics: What the rule reads.
+        num_steps: τ_k; 0 where it is not reported.
+        content: All of the reply, for the means of metrics.
+    """
+
+    arrays: ModelArrays
+    metrics: Mapping[str, float]
+    num_steps: int
+    content: RecordDict
+
+
+def read_content(message: Message, weighted_by: str) -> tuple[RecordDict, MetricRecord, float]:
+    """The reply of an ordinary Flower client.
+
+    Args:
+        message: The reply.
+        weighted_by: The metric that says how many examples it stands for.
+
+    Returns:
+        Its content, its metrics, and that number.
+    """
+    if message.has_error():
+        raise InputError(f"failed: {message.error.reason}")
+    records = list(message.content.metric_records.values())
+    if len(records) != 1:
+        raise InputError(f"has {len(records)} metric records in place of one")
+    count = records[0].get(weighted_by)
+    if not (isinstance(count, int | float) and 0 <= count < math.inf):
+        raise InputError(f"reports {count!r} examples ('{weighted_by}')")
+    CLIENT_SAMPLES.check(int(count), f"reports too many examples ('{weighted_by}'): ")
+    return message.content, records[0], count
 
 
 def mean_metrics(

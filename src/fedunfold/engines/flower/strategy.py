@@ -12,73 +12,36 @@ bring an id that outlives a restart, and its size is fixed by the first one; lea
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from torch import Tensor
 
-from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.absent import coefficients, with_memory
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usable
-from fedunfold.aggregation.server_round import ServerState, aggregate
+from fedunfold.aggregation.server_round import aggregate
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
 from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
-from fedunfold.engines.flower.replies import is_possible, mean_metrics, merge_replies
-from fedunfold.engines.flower.roster import Roster, cap_examples
+from fedunfold.engines.flower.progress import Evaluate, Progress
+from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, merge_replies, read_content
+from fedunfold.engines.flower.roster import cap_examples
 from fedunfold.engines.flower.schema import ClientReply
-from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
-from fedunfold.io.limits import CLIENT_SAMPLES
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import State, Weigh, WeightingRule, as_rule, decide, requested_metrics
+from fedunfold.rules.rule import Weigh, WeightingRule, as_rule, decide, for_rounds, requested_metrics
 
 Reported = Metric | Literal["num_steps"]
 
 log = logging.getLogger("fedunfold")
-
-
-@dataclass(frozen=True)
-class _Update:
-    """What can be used of a reply: w_k, what the rule reads of it, and all of it for the means of metrics."""
-
-    arrays: ModelArrays
-    metrics: Mapping[str, float]
-    num_steps: int
-    content: RecordDict
-
-
-@dataclass
-class _Run:
-    """What the strategy knows since `start`."""
-
-    layout: RecordLayout
-    server: ServerState
-    counters: Mapping[str, np.ndarray]
-    types: Mapping[str, np.dtype[Any]]
-    rule_state: State = None
-    round: int = 0
-    messages: tuple[Message, ...] = ()
-    log_norms: list[Tensor] = field(default_factory=list)
-    roster: Roster = field(default_factory=Roster)
-    has_trained: bool = False
-    problem: str = ""
-
-    @property
-    def model(self) -> ModelArrays:
-        return ModelArrays(self.server.model, self.counters, self.types)
-
-    def sender(self, reply: Message) -> int:
-        """The node a reply is from; one that was lost comes as an error from no node, so what it replies to counts."""
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self.messages}
-        return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
 
 class WeightedStrategy(FedAvg):
@@ -103,6 +66,9 @@ class WeightedStrategy(FedAvg):
             num_steps).
         max_examples_ratio: What a client reports as its examples counts up to this many times the median of the
             round's others; None, the default, believes everybody, as FedAvg does.
+        checkpoint: A file in which every round is saved, once its training is aggregated: model, server optimiser,
+            remembered updates, the rule's state, metrics. Where it exists, `start` resumes from it, and the result is
+            that of a run without the interruption.
         **settings: `FedAvg`'s.
 
     Attributes:
@@ -126,6 +92,7 @@ class WeightedStrategy(FedAvg):
         aggregator: Aggregator | None = None,
         metric_names: Mapping[Reported, str] | None = None,
         max_examples_ratio: float | None = None,
+        checkpoint: str | Path | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -141,33 +108,51 @@ class WeightedStrategy(FedAvg):
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}
         self._max_examples_ratio = max_examples_ratio
-        self._run: _Run | None = None
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._run: Progress | None = None
 
     def summary(self) -> None:
         """Log how clients are weighted, and FedAvg's settings."""
         log.info("weights by %s, absent clients: %s", self.rule.name, self.algorithm.absent)
         super().summary()
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **named: Any) -> Result:
-        """Run the rounds, from scratch: nothing of an earlier start is left.
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Run the rounds, from where the checkpoint stands or else from scratch: nothing of an earlier start is left.
+
+        Rounds of before a restart are not carried out again; their metrics are in the result all the same.
 
         Args:
             grid: Flower's grid.
-            initial_arrays: The initial model.
-            num_rounds: T.
-            *more: `FedAvg`'s.
-            **named: `FedAvg`'s.
+            initial_arrays: The initial model; one that is resumed has the checkpoint's values.
+            num_rounds: T; a rule that has `with_horizon` is told it.
+            timeout: `FedAvg`'s, as are the next three.
+            train_config: Sent to clients that train.
+            evaluate_config: Sent to clients that evaluate.
+            evaluate_fn: The server's own evaluation.
 
         Raises:
             FederationError: There were rounds to train in, and none of them did.
         """
         if isinstance(self.rule, LearnedWeights) and num_rounds > len(self.rule.weights):
             raise InputError(f"the weights were learned for {len(self.rule.weights)} rounds; run as many or fewer.")
-        layout = RecordLayout.of(initial_arrays)
-        model = layout.read(initial_arrays)
-        run = _Run(layout, ServerState.start(model.vector, self.algorithm), model.counters, model.types)
-        self._run, self.failures, self.weights = run, Failures(), []
-        result = super().start(grid, initial_arrays, num_rounds, *more, **named)
+        run = Progress.start(initial_arrays, for_rounds(self.rule, num_rounds), self.algorithm)
+        if self._checkpoint is not None:
+            counting = {"weighted_by_key": self.weighted_by_key, "max_examples_ratio": self._max_examples_ratio}
+            horizon = None if run.rule is self.rule else num_rounds
+            about = {"algorithm": self.algorithm.describe(), "horizon": horizon, **counting}
+            run.open(self._checkpoint, about, num_rounds)
+        self._run, self.failures, self.weights = run, run.failures, run.weights
+        evaluate = run.replaying(evaluate_fn)
+        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate)
         if run.round and not run.has_trained:
             raise FederationError(
                 f"none of {run.round} rounds has trained the model, the last one because {run.problem}; the log has "
@@ -182,6 +167,8 @@ class WeightedStrategy(FedAvg):
     ) -> Iterable[Message]:
         """FedAvg's messages; those who are sent one are the cohort."""
         run = self._started()
+        if run.is_past("train", server_round):
+            return ()
         run.messages = tuple(super().configure_train(server_round, arrays, config, grid))
         run.roster.forget_nodes(set(grid.get_node_ids()))
         return run.messages
@@ -191,6 +178,8 @@ class WeightedStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next model, and FedAvg's means of the clients' metrics."""
         run, replies = self._started(), list(replies)
+        if run.is_past("train", server_round):
+            return run.arrays, run.metrics["train"].get(server_round)
         if not run.messages:
             return None, None
         self._check_and_log_replies(replies, is_train=True, validate=False)
@@ -201,23 +190,28 @@ class WeightedStrategy(FedAvg):
         about = f"round {run.round}"
         updates = self.failures.accept_replies(by_client, expected, about, self._read_update, rejected)
         weights: dict[str, float] = {}
+        reason = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
         try:
             weights = self._step(run, updates, cohort)
         except FedunfoldError as error:
-            run.problem = str(error).rstrip(".")
+            run.problem = str(error).rstrip(".") if updates or not rejected else reason
             log.error("round %d is skipped: %s", run.round, error)
         else:
             run.has_trained |= bool(updates)
-            run.problem = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
+            run.problem = reason
         run.round += 1
         self.weights.append(weights)
         contents = [update.content for update in updates.values()] if weights else []
-        return run.layout.record(run.model), mean_metrics(contents, self.weighted_by_key, self.train_metrics_aggr_fn)
+        metrics = mean_metrics(contents, self.weighted_by_key, self.train_metrics_aggr_fn)
+        run.note("train", server_round, metrics)
+        run.server_round = server_round
+        run.save()
+        return run.arrays, metrics
 
-    def _step(self, run: _Run, updates: dict[str, _Update], cohort: Iterable[str]) -> dict[str, float]:
+    def _step(self, run: Progress, updates: dict[str, Update], cohort: Iterable[str]) -> dict[str, float]:
         """Weigh and aggregate; rejected clients are taken out of the updates. Gives Θ over the cohort."""
         if any(update.arrays.vector.dtype == torch.float64 for update in updates.values()):
-            run.server = run.server.widened()
+            run.widen()
         report = self._report(run, updates, set(cohort))
         if not report.client_ids:
             raise FederationError("no client has sent an update that can be used so far.")
@@ -226,13 +220,14 @@ class WeightedStrategy(FedAvg):
         for entry in filtered.rejected:
             self.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
             del updates[entry.client]
-        decision, remembered = decide(self.rule, filtered.report, run.rule_state)
-        ((run.server, aggregated),) = aggregate([run.server], [filtered.report], [decision], self.algorithm)
+        entering = with_memory(filtered.report, self.algorithm.absent, run.server.memory)
+        decision, remembered = decide(run.rule, entering, run.rule_state)
+        ((run.server, aggregated),) = aggregate([run.server], [entering], [decision], self.algorithm)
         run.log_norms.append(filtered.log_norms)
         run.rule_state = remembered
         # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
-        entering = coefficients(decision.weights, aggregated.eligible).tolist()
-        alpha = {name: a for name, a in zip(report.client_ids, entering, strict=True) if name in updates}
+        shares = coefficients(decision.weights, aggregated.eligible).tolist()
+        alpha = {name: a for name, a in zip(report.client_ids, shares, strict=True) if name in updates}
         run.counters = {
             # numpy makes a plain number of a sum of arrays without dimensions
             name: np.asarray(old + sum(a * (updates[k].arrays.counters[name] - old) for k, a in alpha.items()))
@@ -242,30 +237,45 @@ class WeightedStrategy(FedAvg):
         over_cohort = coefficients(decision.weights, report.cohort)
         return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """FedAvg's messages."""
+        run = self._started()
+        if run.is_past("evaluate", server_round):
+            return ()
+        run.messages = tuple(super().configure_evaluate(server_round, arrays, config, grid))
+        return run.messages
+
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """FedAvg's means of the clients' metrics."""
-        replies, name = list(replies), self._started().roster.name
+        run, replies = self._started(), list(replies)
+        if run.is_past("evaluate", server_round):
+            return run.metrics["evaluate"].get(server_round)
         self._check_and_log_replies(replies, is_train=False, validate=False)
-        by_client = {name(reply.metadata.src_node_id): reply for reply in replies}
+        by_client = {run.roster.name(run.sender(reply)): reply for reply in replies}
         about = f"evaluation in round {server_round}"
-        found = self.failures.accept_replies(by_client, by_client, about, lambda reply, _: self._content(reply)[0])
-        return mean_metrics(list(found.values()), self.weighted_by_key, self.evaluate_metrics_aggr_fn)
+        found = self.failures.accept_replies(
+            by_client, by_client, about, lambda reply, _: read_content(reply, self.weighted_by_key)[0]
+        )
+        metrics = mean_metrics(list(found.values()), self.weighted_by_key, self.evaluate_metrics_aggr_fn)
+        return run.note("evaluate", server_round, metrics)
 
-    def _started(self) -> _Run:
+    def _started(self) -> Progress:
         if self._run is None:
             raise InputError("a WeightedStrategy is run by its start().")
         return self._run
 
     # --- clients ---------------------------------------------------------------------------------------
 
-    def _sampled(self, run: _Run) -> list[str]:
+    def _sampled(self, run: Progress) -> list[str]:
         return [run.roster.name(message.metadata.dst_node_id) for message in run.messages]
 
-    def _client_ids(self, run: _Run) -> list[str]:
+    def _client_ids(self, run: Progress) -> list[str]:
         """All clients, in an order that stays: the server's memory goes by position."""
         return list(self.rule.client_ids if isinstance(self.rule, LearnedWeights) else run.roster.num_examples)
 
-    def _by_client(self, run: _Run, replies: Iterable[Message], rejected: dict[str, str]) -> dict[str, Message]:
+    def _by_client(self, run: Progress, replies: Iterable[Message], rejected: dict[str, str]) -> dict[str, Message]:
         """Replies by the ids of clients, with what those have brought that register now."""
         found = {}
         for reply in replies:
@@ -283,9 +293,9 @@ class WeightedStrategy(FedAvg):
             found[run.roster.name(node)] = reply
         return found
 
-    def _read_update(self, message: Message, client_id: str) -> _Update:
+    def _read_update(self, message: Message, client_id: str) -> Update:
         run = self._started()
-        content, metrics, count = self._content(message)
+        content, metrics, count = read_content(message, self.weighted_by_key)
         records = list(content.array_records.values())
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
@@ -304,22 +314,9 @@ class WeightedStrategy(FedAvg):
                 raise InputError(f"has {value!r} for '{name}', which rule '{self.rule.name}' requires")
         steps = metrics.get(self._metric_names.get("num_steps", "num_steps"))
         run.roster.report_examples(client_id, count)
-        return _Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content)
+        return Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content)
 
-    def _content(self, message: Message) -> tuple[RecordDict, MetricRecord, float]:
-        """A reply, its metrics, and how many examples it says to stand for."""
-        if message.has_error():
-            raise InputError(f"failed: {message.error.reason}")
-        records = list(message.content.metric_records.values())
-        if len(records) != 1:
-            raise InputError(f"has {len(records)} metric records in place of one")
-        count = records[0].get(self.weighted_by_key)
-        if not (isinstance(count, int | float) and 0 <= count < math.inf):
-            raise InputError(f"reports {count!r} examples ('{self.weighted_by_key}')")
-        CLIENT_SAMPLES.check(int(count), f"reports too many examples ('{self.weighted_by_key}'): ")
-        return message.content, records[0], count
-
-    def _report(self, run: _Run, updates: Mapping[str, _Update], sampled: set[str]) -> ClientUpdates:
+    def _report(self, run: Progress, updates: Mapping[str, Update], sampled: set[str]) -> ClientUpdates:
         """The round of all clients known so far; sampled ones without an update are absent."""
         metrics, model, layout = requested_metrics(self.rule), run.server.model, run.layout.params
         replies = {}

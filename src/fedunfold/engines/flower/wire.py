@@ -213,9 +213,10 @@ class RecordLayout:
         Args:
             record: They may be of any numeric type; they are refused where names or shapes are not this layout's.
         """
-        if set(record) != set(self.shapes):
-            odd = sorted(set(record) ^ set(self.shapes))
-            raise InputError(f"has other arrays than were sent ('{odd[0]}')")
+        if missing := sorted(self.shapes.keys() - record.keys()):
+            raise InputError(f"has no array '{missing[0]}', which the initial arrays have")
+        if added := sorted(record.keys() - self.shapes.keys()):
+            raise InputError(f"has an array '{added[0]}', which the initial arrays do not have")
         arrays = {name: self._checked(record[name], name) for name in self.shapes}
         types = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in arrays.items()}
         wide = any(types[name] == np.float64 for name in self.trained)

@@ -1,0 +1,1 @@
+"""Flower apps as people have them, written for FedAvg."""

@@ -1,0 +1,1 @@
+"""An app in scikit-learn: a logistic regression, its coefficients as the arrays that are sent."""
