@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedunfold.config import Environment
+from fedunfold.config import Client, Environment
 from fedunfold.core.errors import InputError
 from fedunfold.data import fashion_mnist
 from fedunfold.data.fashion_mnist import FILES, load_fashion_mnist, read_idx
-from fedunfold.data.natural import files
 
 SMALL = 40, 20
 
@@ -37,7 +36,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shapes = {"x_train": (train, 28, 28), "y_train": (train,), "x_test": (test, 28, 28), "y_test": (test,)}
     monkeypatch.setattr(fashion_mnist, "SHAPES", shapes)
     monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(files.urllib.request, "urlopen", offline)
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     monkeypatch.setenv("FEDUNFOLD_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FEDUNFOLD_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -66,7 +65,7 @@ def test_ones_own_folder_comes_first_then_the_package_then_the_cache(small: Path
 def test_an_environment_names_it(small: Path) -> None:
     fill(small / "debian")
     settings: dict[str, Any] = {"data": {"source": "fashion-mnist"}, "partition": {"kind": "iid"}}
-    clients = [{"key": "a", "epochs": 1}, {"key": "b", "epochs": 1}]
+    clients = Client(key="a", epochs=1), Client(key="b", epochs=1)
     env = Environment(name="clothes", clients=clients, rounds=1, batch_size=5, lr=0.1, **settings)
     assert env.load().sizes == (20, 20)
 
