@@ -27,12 +27,13 @@ from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usabl
 from fedunfold.aggregation.server_round import ServerState, aggregate
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
+from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.replies import is_possible, mean_metrics, merge_replies
-from fedunfold.engines.flower.roster import Roster, cap_examples
+from fedunfold.engines.flower.roster import Roster
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.limits import CLIENT_SAMPLES
