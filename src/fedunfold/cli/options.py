@@ -88,7 +88,7 @@ class Parts:
 
     Attributes:
         local: Local optimiser: sgd, prox:mu=0.01, nova, momentum:rho=0.9, adamw.
-        server: Server: sgd, momentum, adam:lr=0.01, yogi, adagrad.
+        server: Server: sgd, momentum, adam:lr=0.01, yogi, adagrad, exp.
         absent: Absent clients: keep the old model, drop out, remember the last update.
         filter: Updates rejected: those not finite, or with norm also those far too large.
     """

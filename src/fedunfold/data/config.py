@@ -11,6 +11,7 @@ from fedunfold.core.rng import generator
 from fedunfold.core.settings import Natural, Settings
 from fedunfold.core.task import Task
 from fedunfold.data import sources
+from fedunfold.data.fashion_mnist import load_fashion_mnist
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.natural.base import NaturalSource
 from fedunfold.data.natural.heart_disease import HeartDiseaseSource
@@ -52,6 +53,15 @@ class MnistSource(Settings):
 
     def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
         return sources.load_mnist()
+
+
+class FashionMnistSource(Settings):
+    """Fashion-MNIST, read or downloaded."""
+
+    source: Literal["fashion-mnist"] = "fashion-mnist"
+
+    def load(self, folder: Path, task: Task | None = None) -> sources.Dataset:
+        return load_fashion_mnist()
 
 
 class NpzSource(Settings):
@@ -117,6 +127,7 @@ class MemorySource(Settings):
 DataSource = Annotated[
     DigitsSource
     | MnistSource
+    | FashionMnistSource
     | NpzSource
     | FeaturesSource
     | MemorySource

@@ -66,17 +66,35 @@ def load_mnist() -> Dataset:
     """
     path = _mnist_file()
     arrays = read_npz(path, FIELDS)
+    named = {field: (f"{field} in {path}", arrays[field]) for field in FIELDS}
+    return checked_images(named, "MNIST", MNIST_TRAIN_COUNTS, MNIST_TEST_COUNTS)
+
+
+def checked_images(
+    arrays: Mapping[str, tuple[str, NDArray[Any]]], name: str, train: Sequence[int], test: Sequence[int]
+) -> Dataset:
+    """28×28 images of bytes in ten classes as 784 features x/127.5 − 1 in [−1, 1], once they are the right ones.
+
+    Args:
+        arrays: By field what messages call an array, and the array.
+        name: What the data are called.
+        train: How many training images each class has.
+        test: The same of the test images.
+
+    Raises:
+        InputError: An array has another shape, type or other label counts.
+    """
     checked: list[Any] = []
-    for part, counts in (("train", MNIST_TRAIN_COUNTS), ("test", MNIST_TEST_COUNTS)):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    for part, counts in (("train", train), ("test", test)):
+        (images, x), (classes, y) = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.dtype != np.uint8 or x.size != sum(counts) * 784 or len(x) != sum(counts):
             raise InputError(
-                f"x_{part} in {path} has shape {x.shape} and type {x.dtype} where MNIST has "
+                f"{images} has shape {x.shape} and type {x.dtype} where {name} has "
                 f"({sum(counts)}, 28, 28) of uint8; delete the file or replace it."
             )
-        found = labels(y, f"y_{part} in {path}", len(x), 10)
-        if tuple(np.bincount(found, minlength=10).tolist()) != counts:
-            raise InputError(f"y_{part} in {path} is not MNIST's label counts; delete the file or replace it.")
+        found = labels(y, classes, len(x), 10)
+        if np.bincount(found, minlength=10).tolist() != list(counts):
+            raise InputError(f"{classes} is not {name}'s label counts; delete the file or replace it.")
         checked += [x.reshape(-1, 784).astype(np.float32) / np.float32(127.5) - 1, found]
     return Dataset(*checked)
 

@@ -4,6 +4,7 @@
 |----------|--------------------------------------------------------------|
 | sgd      | w + η u                                                      |
 | momentum | m ← β m + u,  w + η m                                        |
+| exp      | w + max(1, Σ_k α_k ‖Δ_k‖² / (2 (‖u‖² + ε))) u               |
 | adam, yogi, adagrad | a step size for every coordinate (`adaptive`)     |
 
 An update is a pure function of (w, u, state), so that the adjoint differentiates any of them.
@@ -15,7 +16,8 @@ An update is a pure function of (w, u, state), so that the adjoint differentiate
 from fedunfold.server.adaptive import Adagrad as adagrad
 from fedunfold.server.adaptive import Adam as adam
 from fedunfold.server.adaptive import Yogi as yogi
+from fedunfold.server.exp import Exp as exp
 from fedunfold.server.momentum import Momentum as momentum
 from fedunfold.server.sgd import SGD as sgd
 
-__all__ = ["adagrad", "adam", "momentum", "sgd", "yogi"]
+__all__ = ["adagrad", "adam", "exp", "momentum", "sgd", "yogi"]

@@ -12,6 +12,7 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedadam    | sgd             | adam     |   | fa-      | FedFa               |
 | fedyogi    | sgd             | yogi     |   | duw-     | learned             |
 | fedadagrad | sgd             | adagrad  |   |          |                     |
+| fedexp     | sgd             | exp      |   |          |                     |
 
 ``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the setting we
 recommend: nova's local optimiser, learned weights and step sizes, and a server that remembers absent clients.
@@ -37,6 +38,7 @@ BASES = {
     "fedadam": ("sgd", "adam"),
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
+    "fedexp": ("sgd", "exp"),
 }
 LEARNED = "duw"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}

@@ -23,7 +23,7 @@ from fedunfold.engines.flower import (
 )
 from fedunfold.local import nova, sgd
 from fedunfold.rules import rule, size
-from fedunfold.server import adam
+from fedunfold.server import adam, exp
 from fedunfold.server import sgd as server_sgd
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import RUN, Plain, mlp, participation, simulated, tiny
@@ -139,7 +139,7 @@ def test_the_step_of_a_sampled_round_is_not_smaller(local: LocalOptimizer) -> No
     torch.testing.assert_close(models[1], models[0])
 
 
-@pytest.mark.parametrize("server", [adam(lr=0.05), server_sgd()], ids=lambda server: server.name)
+@pytest.mark.parametrize("server", [adam(lr=0.05), server_sgd(), exp()], ids=lambda server: server.name)
 def test_a_rule_that_decides_on_step_and_momentum(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """u = s Σ Θ Δ + β u of the round before, under a server optimiser: the numbers are the simulation's."""
 

@@ -17,7 +17,7 @@ from fedunfold.data.sources import cache_folder
 from fedunfold.io.atomic import is_plain_file, read_text, write_atomically
 
 FOLDER = "natural"
-LARGEST_DOWNLOAD = 16 * 2**20
+LARGEST_DOWNLOAD = 32 * 2**20
 SECONDS = 60
 MISSING = ("?", "")
 
@@ -31,16 +31,21 @@ class PublicFile:
         page: Where a person gets it.
         url: Where a program gets it; none where no checksum is known, so that nothing unchecked is ever read.
         sha256: The checksum of a download.
+        folder: Where it lies in FEDUNFOLD_DATA and in the cache.
+        installed: The folder in which a package of the operating system puts it.
     """
 
     name: str
     page: str
     url: str | None = None
     sha256: str | None = None
+    folder: str = FOLDER
+    installed: Path | None = None
 
 
 def locate(file: PublicFile) -> Path:
-    """Find a public file: in FEDUNFOLD_DATA/natural, then in the cache, downloaded into it if it can be.
+    """Find a public file: in its folder in FEDUNFOLD_DATA, then where a package installs it, then in the cache,
+    downloaded into it if it can be.
 
     Args:
         file: The file.
@@ -53,10 +58,12 @@ def locate(file: PublicFile) -> Path:
         WriteError: The cache cannot be written.
     """
     if given := os.environ.get("FEDUNFOLD_DATA"):
-        brought = Path(given) / FOLDER / file.name
+        brought = Path(given) / file.folder / file.name
         if is_plain_file(brought):
             return brought
-    cached = cache_folder() / FOLDER / file.name
+    if file.installed is not None and is_plain_file(file.installed / file.name):
+        return file.installed / file.name
+    cached = cache_folder() / file.folder / file.name
     if not is_plain_file(cached):
         _download(file, cached)
     return cached
@@ -115,7 +122,7 @@ def parse_numbers(rows: list[list[str]], name: str, first_line_number: int = 1) 
 
 def _download(file: PublicFile, target: Path) -> None:
     """Fetch a file into its place, which it only takes with the right checksum."""
-    by_hand = f"get it from {file.page} and put it into the folder {FOLDER} in the one that FEDUNFOLD_DATA names"
+    by_hand = f"get it from {file.page} and put it into the folder {file.folder} in the one that FEDUNFOLD_DATA names"
     if file.url is None or file.sha256 is None:
         raise InputError(f"{file.name} is missing; {by_hand}.")
     try:

@@ -1,8 +1,7 @@
 """Which clients a Flower strategy has met: by the id of a node, and by a client's own once it has told it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from statistics import median
 
 from flwr.app import RecordDict
 
@@ -72,23 +71,3 @@ class Roster:
         """What a client says in a reply; it counts unless the client has registered."""
         if client_id not in self.registered:
             self.num_examples[client_id] = count
-
-
-def cap_examples(num_examples: Mapping[str, float], present: Collection[str], ratio: float) -> dict[str, float]:
-    """N_k capped, so that a client cannot outweigh the others by reporting more samples than it has.
-
-        N_k ← min(N_k, ratio · median of the others' N)
-
-    Args:
-        num_examples: N_k of all clients.
-        present: Whose updates enter the round; theirs are capped, and the others of them are compared with.
-        ratio: How many times the median is allowed.
-
-    >>> cap_examples({"a": 100, "b": 120, "c": 9000}, ["a", "b", "c"], 10)
-    {'a': 100, 'b': 120, 'c': 1100.0}
-    """
-    capped = dict(num_examples)
-    for client_id in present:
-        if others := [num_examples[other] for other in present if other != client_id]:
-            capped[client_id] = min(num_examples[client_id], ratio * median(others))
-    return capped

@@ -27,13 +27,13 @@ from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usabl
 from fedunfold.aggregation.server_round import aggregate
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
+from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.progress import Evaluate, Progress
 from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, merge_replies, read_content
-from fedunfold.engines.flower.roster import cap_examples
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
