@@ -7,12 +7,13 @@
 | boxes         | 3 to 12 | 10 to 54 | generated: a tree of thresholds over features of mixed scales |
 | wine, breast-cancer | 3, 2 | 13, 30 | scikit-learn's; test sets of 60 and 170 rows                 |
 
-Rows are divided without repetition: a row of class c goes to client k with probability ∝ size_k · q_k(c), q_k drawn from
-a Dirichlet distribution, the same for all clients, or uniform over one to three classes.
+Rows are divided without repetition: a row of class c goes to client k with probability ∝ size_k · q_k(c), q_k drawn
+from a Dirichlet distribution, the same for all clients, or uniform over one to three classes.
 """
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def held_out(number: int) -> tuple[str, Environment]:
     probability = {key: float(rng.uniform(0.2, 1.0)) if flaky else 1.0 for key in keys}
     hidden = ((), (32,), (24, 24))[int(rng.integers(3))]
     widths = [found.x_train.shape[1], *hidden, classes]
-    operations = 6 * sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    operations = 6 * sum(a * b for a, b in pairwise(widths))
     effort = rounds * float(np.mean(list(epochs.values()))) * (1 if cohort is None else cohort / clients)
     total = int(min(OPERATIONS / (operations * effort), np.exp(rng.uniform(np.log(600), np.log(4000)))))
     rows = rng.permutation(len(found.y_train))[: max(total, 12 * clients)]
@@ -173,7 +174,7 @@ def _loaded(name: str) -> Dataset:
     if name == "fashion-mnist":
         return load_fashion_mnist()
     if name == "dogs":
-        return FeaturesSource(path="dogs_deit_tiny.npz", scaling="unit").load(Path.cwd())
+        return FeaturesSource(path="dogs_deit_tiny.npz", test_fraction=0.2, scaling="unit").load(Path.cwd())
     from sklearn.datasets import load_breast_cancer, load_wine
 
     x, y = (load_wine if name == "wine" else load_breast_cancer)(return_X_y=True)

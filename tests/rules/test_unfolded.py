@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates, OpenUpdates
-from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, read_features
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, read_features
 from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
 
 
@@ -121,3 +121,30 @@ def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, 
     other, _ = rule(relisted, None)
     torch.testing.assert_close(other.weights, decision.weights[list(order)], rtol=1e-6, atol=1e-9)
     assert other.step == pytest.approx(decision.step, rel=1e-6)
+
+
+def test_outside_its_range_it_leans_back_to_fedavg() -> None:
+    generator = torch.Generator().manual_seed(0)
+    params = {name: value + 0.1 for name, value in initial_parameters(8, 1).items()}
+    shares = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    own = torch.rand(3, len(CLIENT_FEATURES), generator=generator, dtype=torch.float64)
+    of_round = torch.rand(len(ROUND_FEATURES), generator=generator, dtype=torch.float64)
+    lowest = torch.zeros(own.shape[1] + len(of_round), dtype=torch.float64)
+    ranges = torch.stack([lowest, lowest + 1])
+    known, bounded = UnfoldedRule(params), UnfoldedRule(params, ranges=ranges)
+    inside = RoundFeatures(torch.arange(3), shares, own, of_round, {})
+    assert torch.equal(known.decide(inside, 3).weights, bounded.decide(inside, 3).weights)
+    far = of_round.clone()
+    far[0] = 25.0
+    outside = RoundFeatures(torch.arange(3), shares, own, far, {})
+    decided = bounded.decide(outside, 3)
+    assert torch.allclose(decided.weights, shares, atol=1e-9)
+    assert float(decided.step) == pytest.approx(1.0) and float(decided.momentum) == pytest.approx(0.0, abs=1e-9)
+    assert float(known.decide(outside, 3).step) != pytest.approx(1.0, abs=1e-3)
+    # A client out of range is weighted as by its size; what the round decides together stays.
+    strange = own.clone()
+    strange[0, 0] = 25.0
+    decided = bounded.decide(RoundFeatures(torch.arange(3), shares, strange, of_round, {}), 3)
+    free = known.decide(RoundFeatures(torch.arange(3), shares, strange, of_round, {}), 3)
+    assert float(decided.step) == float(free.step)
+    assert not torch.equal(decided.weights, free.weights)

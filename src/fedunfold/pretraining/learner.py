@@ -244,7 +244,8 @@ def _flat(params: Mapping[str, Tensor]) -> Tensor:
 
 def _unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     parts = torch.split(theta, [value.numel() for value in like.values()])
-    return {name: part.reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    # Copies, since products round differently where memory begins elsewhere, and what is resumed begins elsewhere.
+    return {name: part.reshape(value.shape).clone() for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
 def _save(store: Checkpoint, progress: Progress) -> None:
@@ -254,11 +255,13 @@ def _save(store: Checkpoint, progress: Progress) -> None:
         tensors |= {f"best.{name}": value for name, value in progress.best.items()} | {"ranges": progress.ranges}
     made = [vars(validation) for validation in progress.validations]
     names = list(progress.params)
+    tensors = {name: value.clone() for name, value in tensors.items()}  # φ and the best one may be the same memory
     store.save(tensors, {"losses": list(progress.losses), "validations": made, "names": names})
 
 
 def _parsed(tensors: Tensors, about: Any) -> Progress:
     losses, names = tuple(map(float, about["losses"])), about["names"]
+    tensors = {name: value.clone() for name, value in tensors.items()}
     best = {name: tensors[f"best.{name}"] for name in names} if "ranges" in tensors else None
     return Progress(
         {name: tensors[f"params.{name}"] for name in names},

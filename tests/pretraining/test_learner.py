@@ -1,0 +1,87 @@
+"""Learning a rule over drawn federations: the same from anywhere, resumed to the bit, and of use."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedunfold.core.errors import InputError
+from fedunfold.pretraining.distribution import Distribution
+from fedunfold.pretraining.federations import Gain, meta_gradient, validate
+from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
+from fedunfold.rules.unfolded import initial_parameters
+
+SMALL = Distribution(
+    rounds=(3, 4), samples=(80, 120), clients=(3, 4), sampled_clients=(5, 6), cohort=(2, 3), features=(4, 6), digits=0.0
+)
+TINY = Pretraining(steps=4, federations=2, validation=3, every=2, width=4, distribution=SMALL)
+
+
+def same(first: Progress, second: Progress) -> bool:
+    """Whether φ, the best φ and all that was noted are equal to the bit."""
+    pairs = zip(first.rule.params.values(), second.rule.params.values(), strict=True)
+    last = zip(first.params.values(), second.params.values(), strict=True)
+    return (
+        all(torch.equal(a, b) for a, b in (*pairs, *last))
+        and first.losses == second.losses
+        and first.validations == second.validations
+    )
+
+
+def test_processes_make_no_difference_and_a_seed_does() -> None:
+    alone = pretrain(TINY, processes=1)
+    assert same(alone, pretrain(TINY, processes=2))
+    assert len(alone.losses) == 4 and [made.step for made in alone.validations] == [2, 4]
+    assert not same(alone, pretrain(TINY.model_copy(update={"seed": 1})))
+
+
+def test_what_was_interrupted_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    file, whole = tmp_path / "pretraining.safetensors", pretrain(TINY)
+
+    def interrupt(progress: Progress) -> None:
+        if len(progress.losses) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(TINY, checkpoint=file, on_step=interrupt)
+    steps: list[int] = []
+    resumed = pretrain(TINY, checkpoint=file, on_step=lambda progress: steps.append(len(progress.losses)))
+    assert steps == [4]
+    assert same(resumed, whole)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pretraining.safetensors"
+    pretrain(TINY.model_copy(update={"steps": 2}), checkpoint=file)
+    with pytest.raises(InputError, match=r"pretraining\.safetensors"):
+        pretrain(TINY.model_copy(update={"steps": 2, "lr": 0.02}), checkpoint=file)
+
+
+def test_the_first_parameters_are_fedavg() -> None:
+    params = initial_parameters(4, 0)
+    found = meta_gradient(SMALL.model_copy(update={"remembered": 0.0}), 0, params, "exact")
+    assert found.loss == pytest.approx(found.fedavg_loss, rel=1e-6)
+    assert found.gradient is not None and any(bool(slope.any()) for slope in found.gradient.values())
+
+
+def test_steps_along_the_gradient_lower_the_loss() -> None:
+    params = initial_parameters(4, 0)
+    before = meta_gradient(SMALL, 0, params, "exact")
+    assert before.gradient is not None
+    gradient = before.gradient
+    norm = sum(float(slope.square().sum()) for slope in gradient.values()) ** 0.5
+    moved = {name: value - 1e-3 * gradient[name] / norm for name, value in params.items()}
+    assert meta_gradient(SMALL, 0, moved, "exact").loss < before.loss
+
+
+def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
+    ranges = torch.zeros(2, 1)
+    finals = [-2.0, 0.25, 0.75, 5.0]
+    made = Validation.of(7, [Gain(final, 0.5, ranges) for final in finals])
+    assert made == Validation(step=7, mean=1.0, worst=-2.0, path=0.5, wins=0.625)
+
+
+def test_a_validated_federation_notes_what_was_met() -> None:
+    gain = validate(SMALL, 0, initial_parameters(4, 0))
+    assert gain is not None
+    assert bool((gain.ranges[0] <= gain.ranges[1]).all()) and bool(gain.ranges.isfinite().all())
