@@ -31,25 +31,25 @@ class Distribution(Settings):
         flaky: The part in which clients are absent.
         uneven_epochs: The part in which clients train unequally long.
         shifted: The part in which every client has conditions of its own.
-        bad: The part in which a sixth of the clients has its labels in reverse.
+        bad: The part in which a sixth of the clients is of no use: labels in reverse, labels at random, or noise as inputs.
         remembered: The part in which the server remembers absent clients' updates; it drops them in the others.
     """
 
     seed: Natural = 0
     clients: tuple[Count, Count] = (3, 24)
-    sampled_clients: tuple[Count, Count] = (20, 200)
-    cohort: tuple[Count, Count] = (4, 16)
-    rounds: tuple[Count, Count] = (5, 50)
+    sampled_clients: tuple[Count, Count] = (20, 300)
+    cohort: tuple[Count, Count] = (4, 20)
+    rounds: tuple[Count, Count] = (5, 60)
     samples: tuple[Count, Count] = (600, 3000)
     features: tuple[Count, Count] = (8, 64)
     classes: tuple[Count, Count] = (2, 24)
-    step: tuple[Positive, Positive] = (0.03, 0.8)
+    step: tuple[Positive, Positive] = (0.05, 1.5)
     digits: Share = 0.25
     sampled: Share = 0.3
     flaky: Share = 0.35
     uneven_epochs: Share = 0.4
     shifted: Share = 0.35
-    bad: Share = 0.08
+    bad: Share = 0.1
     remembered: Share = 0.85
 
     def draw(self, number: int, purpose: str = "train") -> "DrawnFederation":
@@ -93,8 +93,9 @@ class _Drawing:
         hidden = [(), (16,), (32,), (32, 32)][int(rng.integers(4))]
         classes = 1 + int(max(part.max() for part in (*y, test[1])))
         if rng.random() < of.bad:
+            kind = rng.choice(["reversed", "random", "noise"])
             for k in rng.permutation(clients)[: max(1, clients // 6)]:
-                y[k] = (classes - 1 - y[k]).astype(np.int64)
+                x[k], y[k] = self._spoiled(str(kind), x[k], y[k], classes)
         environment = Environment.from_arrays(
             dict(zip(keys, zip(x, y, strict=True), strict=True)),
             test,
@@ -141,6 +142,16 @@ class _Drawing:
         x = [mixture.sample(rng, own, rng.normal(0.0, apart, (latent,)) if apart else None) for own in labels]
         tested = np.tile(np.arange(classes), -(-1200 // classes))
         return x, labels, (mixture.sample(rng, tested), tested)
+
+    def _spoiled(
+        self, kind: str, x: NDArray[np.float32], y: NDArray[np.int64], classes: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(x, y) of a client from which nothing can be learned."""
+        if kind == "reversed":
+            return x, classes - 1 - y
+        if kind == "random":
+            return x, self._rng.integers(classes, size=len(y))
+        return self._rng.normal(x.mean(0), x.std(0) + 1e-6, x.shape).astype(np.float32), y
 
     def _labels(self, clients: int, classes: int, total: int) -> list[NDArray[np.int64]]:
         """Which labels each client holds: skewed by a Dirichlet draw, by groups of classes, or not at all."""

@@ -61,12 +61,12 @@ class Pretraining(Settings):
     lr: Positive = 0.01
     clip: Positive = 0.3
     caution: Positive = 3.0
-    width: Count = 32
+    width: Count = 64
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
-    validation: Count = 96
+    validation: Count = 192
     every: Count = 100
-    patience: Count = 4
+    patience: Count = 5
     distribution: Distribution = Distribution()
 
 

@@ -28,13 +28,13 @@ ROUNDS = 3
 
 
 def opinionated() -> UnfoldedRule:
-    """One that decides on weights, a step and a momentum."""
+    """One that decides on weights, a step and a momentum, for as many rounds as the strategy will run."""
     random = torch.Generator().manual_seed(3)
     params = {
         name: value + 0.5 * torch.randn(value.shape, dtype=value.dtype, generator=random)
         for name, value in initial_parameters(8, 0).items()
     }
-    return UnfoldedRule(params)
+    return UnfoldedRule(params, horizon=ROUNDS)
 
 
 def delta(client: str, t: int) -> list[np.ndarray]:
