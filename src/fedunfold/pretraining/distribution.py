@@ -31,7 +31,7 @@ class Distribution(Settings):
         flaky: The part in which clients are absent.
         uneven_epochs: The part in which clients train unequally long.
         shifted: The part in which every client has conditions of its own.
-        bad: The part in which a sixth of the clients is of no use: labels in reverse, labels at random, or noise as inputs.
+        bad: The part in which a sixth of the clients has labels in reverse or at random, or noise as inputs.
         remembered: The part in which the server remembers absent clients' updates; it drops them in the others.
     """
 
