@@ -60,7 +60,7 @@ class Pretraining(Settings):
     federations: Count = 16
     lr: Positive = 0.01
     clip: Positive = 0.3
-    caution: Positive = 3.0
+    caution: Positive = 2.0
     width: Count = 64
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
