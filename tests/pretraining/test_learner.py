@@ -10,6 +10,7 @@ from fedunfold.pretraining.distribution import Distribution
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
 from fedunfold.rules.unfolded import initial_parameters
+from fedunfold.server import sgd
 
 SMALL = Distribution(
     rounds=(3, 4), samples=(80, 120), clients=(3, 4), sampled_clients=(5, 6), cohort=(2, 3), features=(4, 6), digits=0.0
@@ -59,19 +60,19 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 def test_the_first_parameters_are_fedavg() -> None:
     params = initial_parameters(4, 0)
-    found = meta_gradient(SMALL.model_copy(update={"remembered": 0.0}), 0, params, "exact")
+    found = meta_gradient(SMALL.model_copy(update={"remembered": 0.0}), 0, params, "exact", sgd())
     assert found.loss == pytest.approx(found.fedavg_loss, rel=1e-6)
     assert found.gradient is not None and any(bool(slope.any()) for slope in found.gradient.values())
 
 
 def test_steps_along_the_gradient_lower_the_loss() -> None:
     params = initial_parameters(4, 0)
-    before = meta_gradient(SMALL, 0, params, "exact")
+    before = meta_gradient(SMALL, 0, params, "exact", sgd())
     assert before.gradient is not None
     gradient = before.gradient
     norm = sum(float(slope.square().sum()) for slope in gradient.values()) ** 0.5
     moved = {name: value - 1e-3 * gradient[name] / norm for name, value in params.items()}
-    assert meta_gradient(SMALL, 0, moved, "exact").loss < before.loss
+    assert meta_gradient(SMALL, 0, moved, "exact", sgd()).loss < before.loss
 
 
 def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
@@ -82,6 +83,6 @@ def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
 
 
 def test_a_validated_federation_notes_what_was_met() -> None:
-    gain = validate(SMALL, 0, initial_parameters(4, 0))
+    gain = validate(SMALL, 0, initial_parameters(4, 0), sgd())
     assert gain is not None
     assert bool((gain.ranges[0] <= gain.ranges[1]).all()) and bool(gain.ranges.isfinite().all())

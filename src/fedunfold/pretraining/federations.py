@@ -10,7 +10,7 @@ from torch import Tensor
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, OuterLossResult, TrainRequest
-from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.core.parts import OUTER_LOSSES, ServerOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
@@ -68,12 +68,12 @@ class _JudgedOnHeldOut(SimulatedFederation):
 
 
 def meta_gradient(
-    distribution: Distribution, number: int, params: Mapping[str, Tensor], adjoint: AdjointKind
+    distribution: Distribution, number: int, params: Mapping[str, Tensor], adjoint: AdjointKind, server: ServerOptimizer
 ) -> MetaGradient:
     """Draw federation `number` and differentiate its loss through all rounds in φ."""
     drawn = distribution.draw(number)
     federation = _JudgedOnHeldOut(drawn)
-    rounds, algorithm = drawn.environment.rounds, Algorithm(absent=drawn.absent)
+    rounds, algorithm = drawn.environment.rounds, Algorithm(server=server, absent=drawn.absent)
     outer = OUTER_LOSSES.make("every-round")
     first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
     scale = 1 / (rounds * federation.outer_loss([first])[0].loss)
@@ -87,14 +87,16 @@ def meta_gradient(
     return MetaGradient(scale * found.loss, fedavg, gradient if finite else None)
 
 
-def validate(distribution: Distribution, number: int, params: Mapping[str, Tensor]) -> Gain | None:
+def validate(
+    distribution: Distribution, number: int, params: Mapping[str, Tensor], server: ServerOptimizer
+) -> Gain | None:
     """How φ fares in a federation that is never learned on; None where a run diverges."""
     drawn = distribution.draw(number, "validation")
     federation = SimulatedFederation(drawn.environment)
     noticing = _Noticing(_rule(drawn, params))
     try:
         fedavg = _scores(_fedavg(drawn, federation))
-        ours = _scores(_run(drawn, federation, noticing, Algorithm(absent=drawn.absent)))
+        ours = _scores(_run(drawn, federation, noticing, Algorithm(server=server, absent=drawn.absent)))
     except DivergenceError:
         return None
     ranges = torch.stack([torch.stack(noticing.lowest).amin(0), torch.stack(noticing.highest).amax(0)])

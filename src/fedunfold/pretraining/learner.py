@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.parts import SERVER_OPTIMIZERS, ServerOptimizer
 from fedunfold.core.settings import Count, Natural, Positive, Settings
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.pretraining.distribution import Distribution
@@ -50,6 +51,7 @@ class Pretraining(Settings):
         width: Of the rule's layers.
         seed: Draws φ.
         adjoint: exact, or first_order.
+        server: The server optimiser that the rule is for, described as `name:key=value,…`.
         validation: How many federations drawn apart φ is validated on.
         every: It is validated after so many steps, and after the last.
         patience: After so many validations without a better φ learning stops.
@@ -64,6 +66,7 @@ class Pretraining(Settings):
     width: Count = 64
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
+    server: str = "sgd"
     validation: Count = 192
     every: Count = 100
     patience: Count = 5
@@ -182,6 +185,10 @@ def pretrain(
     return progress
 
 
+def _server(settings: Pretraining) -> ServerOptimizer:
+    return SERVER_OPTIMIZERS.parse(settings.server)
+
+
 def _start(settings: Pretraining) -> Progress:
     params = initial_parameters(settings.width, settings.seed)
     return Progress(params, Adam.start(_flat(params), (0.9, 0.99)))
@@ -195,7 +202,9 @@ def _finished(progress: Progress, settings: Pretraining) -> bool:
 
 def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
     done, count = len(progress.losses), settings.federations
-    one = partial(meta_gradient, settings.distribution, params=progress.params, adjoint=settings.adjoint)
+    one = partial(
+        meta_gradient, settings.distribution, params=progress.params, adjoint=settings.adjoint, server=_server(settings)
+    )
     found = [made for made in pool.map(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
     total = torch.zeros_like(progress.optimizer.m)
     for made in found:
@@ -210,7 +219,7 @@ def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) 
 
 
 def _validated(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
-    one = partial(validate, settings.distribution, params=progress.params)
+    one = partial(validate, settings.distribution, params=progress.params, server=_server(settings))
     gains = [gain for gain in pool.map(one, range(settings.validation)) if gain is not None]
     if not gains:
         raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")
