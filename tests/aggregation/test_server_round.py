@@ -44,6 +44,15 @@ def test_two_rounds_with_a_step_and_a_momentum_by_hand() -> None:
     assert server.model.tolist() == [13, 26]
 
 
+def test_trust_lies_between_plain_averaging_and_the_servers_step() -> None:
+    """Plain averaging moves by (1, 0), a server with η = 5 by (5, 0): a quarter of the way is (2, 0)."""
+    algorithm = Algorithm(server=sgd(5.0))
+    for trust, moved in ((0.0, 1), (0.25, 2), (1.0, 5)):
+        server = ServerState.start(vector(10, 20), algorithm)
+        server, _ = aggregate_one(server, both(0, [2, 0], [0, 0]), RoundDecision(HALVES, trust=trust), algorithm)
+        assert server.model.tolist() == [10 + moved, 20]
+
+
 def test_a_direction_made_without_momentum_is_there_for_the_next_round() -> None:
     """u⁰ = 1, u¹ = 1 + 0 u⁰, u² = 1 + ½ u¹."""
     algorithm = Algorithm()

@@ -5,6 +5,7 @@ import torch
 
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
 from fedunfold.pretraining.mixtures import Mixture
+from fedunfold.pretraining.pictures import Pictures
 from tests.pretraining import drawn_federations
 
 
@@ -54,3 +55,14 @@ def test_a_clients_conditions_move_its_samples() -> None:
     there = mixture.sample(np.random.default_rng(1), labels, shift=np.full(mixture.mapping.shape[0], 2.0))
     assert here.shape == (500, 5) and here.dtype == np.float32
     assert np.abs(here.mean(0) - there.mean(0)).max() > 5 * here.std(0).max() / np.sqrt(500)
+
+
+def test_pictures_are_mostly_background_and_differ_by_class() -> None:
+    pictures = Pictures.draw(np.random.default_rng(2), classes=3)
+    x = pictures.sample(np.random.default_rng(0), np.repeat([0, 1, 2], 100))
+    assert x.shape == (300, pictures.side**2) and x.dtype == np.float32
+    assert pictures.low <= x.min() and x.max() <= pictures.high
+    assert (x < (pictures.low + pictures.high) / 2).mean() > 0.5
+    means = x.reshape(3, 100, -1).mean(1)
+    apart = np.linalg.norm(means[0] - means[1])
+    assert apart > 5 * np.linalg.norm(x[:100].std(0)) / np.sqrt(100)

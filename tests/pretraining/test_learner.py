@@ -11,6 +11,7 @@ from fedunfold.pretraining.federations import Gain, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
 from fedunfold.rules.unfolded import initial_parameters
 from fedunfold.server import sgd
+from tests.rules.test_unfolded import without_last_layers
 
 SMALL = Distribution(
     rounds=(3, 4), samples=(80, 120), clients=(3, 4), sampled_clients=(5, 6), cohort=(2, 3), features=(4, 6), digits=0.0
@@ -58,8 +59,8 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         pretrain(TINY.model_copy(update={"steps": 2, "lr": 0.02}), checkpoint=file)
 
 
-def test_the_first_parameters_are_fedavg() -> None:
-    params = initial_parameters(4, 0)
+def test_without_last_layers_the_loss_is_fedavgs() -> None:
+    params = without_last_layers(initial_parameters(4, 0))
     found = meta_gradient(SMALL.model_copy(update={"remembered": 0.0}), 0, params, "exact", sgd())
     assert found.loss == pytest.approx(found.fedavg_loss, rel=1e-6)
     assert found.gradient is not None and any(bool(slope.any()) for slope in found.gradient.values())

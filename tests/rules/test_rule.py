@@ -64,12 +64,17 @@ def test_weights_alone_are_a_decision_for_a_plain_step() -> None:
 @pytest.mark.parametrize(
     ("weights", "step", "momentum", "message"),
     [
-        ([0.5, 0.5], -0.1, 0.0, "a finite step >= 0 and a momentum of at least 0 and below 1, not -0.1 and 0.0"),
-        ([0.5, 0.5], float("nan"), 0.0, "not nan and 0.0"),
-        ([0.5, 0.5], float("inf"), 0.0, "not inf and 0.0"),
-        ([0.5, 0.5], 1.0, 1.0, "not 1.0 and 1.0"),
-        ([0.5, 0.5], 1.0, -0.1, "not 1.0 and -0.1"),
-        ([0.5, 0.5], 1.0, float("nan"), "not 1.0 and nan"),
+        (
+            [0.5, 0.5],
+            -0.1,
+            0.0,
+            "a finite step >= 0, a momentum of at least 0 and below 1 and a trust from 0 to 1, not -0.1, 0.0 and 1",
+        ),
+        ([0.5, 0.5], float("nan"), 0.0, "not nan, 0.0 and 1"),
+        ([0.5, 0.5], float("inf"), 0.0, "not inf, 0.0 and 1"),
+        ([0.5, 0.5], 1.0, 1.0, "not 1.0, 1.0 and 1"),
+        ([0.5, 0.5], 1.0, -0.1, "not 1.0, -0.1 and 1"),
+        ([0.5, 0.5], 1.0, float("nan"), "not 1.0, nan and 1"),
         ([0.5, 0.6], 1.0, 0.0, "sum to 1.1"),
         ([1.0], 1.0, 0.0, "one weight for each of the 2 clients"),
     ],
@@ -78,6 +83,12 @@ def test_decisions_out_of_range_are_refused(weights: list[float], step: float, m
     decision = RoundDecision(torch.tensor(weights), step, momentum)
     with pytest.raises(InputError, match=rf"'mine' in round 4.*{message}"):
         answering((decision, None))(report([1, 1], round=4), None)
+
+
+def test_a_trust_out_of_range_is_refused() -> None:
+    for trust in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InputError, match=f"a trust from 0 to 1, not 1.0, 0.0 and {trust}"):
+            answering((RoundDecision(torch.tensor([0.5, 0.5]), trust=trust), None))(report([1, 1]), None)
 
 
 def test_an_answer_without_state_is_refused() -> None:

@@ -87,12 +87,21 @@ def test_presences_count_and_an_unknown_horizon_is_marked() -> None:
     assert named(found.of_round, ROUND_FEATURES)["progress"] == -1
 
 
-def test_it_starts_as_fedavg() -> None:
-    decision, _ = UnfoldedRule(initial_parameters(32, 0), 5)(
+def without_last_layers(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(v) if name.startswith(("score.1", "step.1")) else v for name, v in params.items()}
+
+
+def test_without_last_layers_it_is_fedavg_and_it_starts_near_to_it() -> None:
+    params = initial_parameters(32, 0)
+    start = UnfoldedRule(params, 5)(round_of(0, [[1, 2], [3, 4], [-5, 6]], [30, 10, 40], [3, 1, 4]), None)[0]
+    assert start.weights.tolist() == pytest.approx([3 / 8, 1 / 8, 4 / 8])
+    assert start.momentum == pytest.approx(0.9 * 0.09 / 1.09) and start.trust == pytest.approx(0.09 / 1.09)
+    assert start.step == pytest.approx(1 - start.momentum)
+    decision, _ = UnfoldedRule(without_last_layers(params), 5)(
         round_of(0, [[1, 2], [3, 4], [-5, 6]], [30, 10, 40], [3, 1, 4]), None
     )
     assert decision.weights.tolist() == pytest.approx([3 / 8, 1 / 8, 4 / 8])
-    assert decision.step == 1 and decision.momentum == 0
+    assert decision.step == 1 and decision.momentum == decision.trust == 0
 
 
 def test_a_round_without_updates_decides_nothing() -> None:

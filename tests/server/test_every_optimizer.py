@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import SERVER_OPTIMIZERS, RoundInfo, ServerOptimizer, State
-from fedunfold.server import adagrad, adam, momentum, sgd, yogi
+from fedunfold.server import adagrad, adam, grafted, momentum, sgd, yogi
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Nesterov(ServerOptimizer):
         return model + direction + self.beta * m, (m,)
 
 
-ALL = [sgd(), sgd(0.5), momentum(0.7, 0.4), adam(0.3), yogi(0.3), adagrad(0.3), Nesterov()]
+ALL = [sgd(), sgd(0.5), momentum(0.7, 0.4), adam(0.3), yogi(0.3), adagrad(0.3), grafted(0.7), Nesterov()]
 every = pytest.mark.parametrize("server", ALL, ids=str)
 
 
@@ -59,7 +59,7 @@ def test_vjp_is_the_derivative_of_an_update(server: ServerOptimizer, seed: int) 
     def positive() -> Tensor:
         return 0.5 + torch.rand(4, dtype=torch.float64, generator=random)
 
-    state: State = (draw(), positive())[: len(server.init(draw()))]
+    state: State = (positive(), positive())[: len(server.init(draw()))]
     # u² away from v, where yogi's sign jumps.
     inputs = (draw(), 2 + positive() if seed % 2 else 0.4 * torch.tanh(draw()), *state)
     shift = [draw() for _ in inputs]

@@ -32,6 +32,7 @@ class Unrolled:
     squares = True
     """Whether weights are the squares of a table's entries, or the entries themselves."""
     momenta: Tensor | None = None
+    trusts: Tensor | None = None
     """β of every round, [T]."""
     rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
@@ -191,7 +192,8 @@ class Unrolled:
                 u = u + squares[k] / norm * delta
             mean = w[self.trained :] + sum(squares[k] / norm * d[self.trained :] for k, d in fresh.items())
             last = step_sizes[t] * u if self.momenta is None else step_sizes[t] * u + self.momenta[t] * last
-            w, state = self.server_step(w, last, state)
+            stepped, state = self.server_step(w, last, state)
+            w = stepped if self.trusts is None else w + last + self.trusts[t] * (stepped - w - last)
             w = self.with_buffers(w, mean)
         return total + self.evaluation(w, run, len(theta))
 

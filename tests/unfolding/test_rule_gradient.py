@@ -60,18 +60,21 @@ def errors(
     weights: list[Tensor] = []
     steps: list[Tensor] = []
     momenta: list[Tensor] = []
+    trusts: list[Tensor] = []
     for t in range(env.rounds):
         if t not in NOTED:
             weights.append(sizes / sizes.sum())
             steps.append(torch.ones((), dtype=torch.float64))
             momenta.append(torch.zeros((), dtype=torch.float64))
+            trusts.append(torch.ones((), dtype=torch.float64))
             continue
         decided = again.decide(NOTED[t], len(SIZES))
         weights.append(decided.weights)
         steps.append(decided.step * algorithm.step_size(t))
         momenta.append(decided.momentum)
+        trusts.append(decided.trust)
     unrolled = Unrolled(env, mlp(env)(), algorithm, outer, first_order=adjoint == "first_order")
-    unrolled.squares, unrolled.momenta = False, torch.stack(momenta)
+    unrolled.squares, unrolled.momenta, unrolled.trusts = False, torch.stack(momenta), torch.stack(trusts)
     loss = unrolled(torch.stack(weights), torch.stack(steps), federation.initial_model(RUN), RUN)
     assert ours.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     expected = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
@@ -79,7 +82,9 @@ def errors(
     return {name: float((ours.gradient[name] - value).norm() / value.norm()) for name, value in expected.items()}
 
 
-@pytest.mark.parametrize("optimizer", [server.sgd(), server.adam(0.05)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", [server.sgd(), server.adam(0.05), server.grafted()], ids=["sgd", "adam", "grafted"]
+)
 @pytest.mark.parametrize("who", ["all", "some"])
 @pytest.mark.parametrize("absent", ABSENT)
 @pytest.mark.parametrize("adjoint", get_args(AdjointKind))

@@ -136,6 +136,8 @@ def _aggregate(
     if decision.momentum and server.direction is not None:
         direction = direction + decision.momentum * server.direction
     model, optimizer = algorithm.server.update(server.model, direction, server.optimizer, info)
+    if decision.trust != 1:
+        model = torch.lerp(server.model + direction, model, decision.trust)
     if layout.num_buffer_entries:
         fresh = mean
         if isinstance(report.updates, OpenUpdates):

@@ -211,12 +211,14 @@ class ClientSampler(Part, ABC):
 
 @dataclass(frozen=True)
 class RoundDecision:
-    """What a rule decides where it decides more than weights: u = step · Σ_k Θ_k Δ_k + momentum · u^(t−1).
+    """What a rule decides where it decides more than weights: u = step · Σ_k Θ_k Δ_k + momentum · u^(t−1), and how far
+    the step follows the server's optimiser: w + (1 − trust) u + trust · (server(w, u) − w).
 
     Attributes:
         weights: Θ [K] on the simplex.
         step: s ≥ 0.
         momentum: β, 0 ≤ β < 1.
+        trust: a in the server's optimiser, 0 ≤ a ≤ 1; at 0 it is plain averaging.
 
     >>> RoundDecision(torch.tensor([0.5, 0.5]), step=0.5).momentum
     0.0
@@ -225,6 +227,7 @@ class RoundDecision:
     weights: Tensor
     step: float = 1.0
     momentum: float = 0.0
+    trust: float = 1.0
 
 
 LOCAL_OPTIMIZERS: Registry[LocalOptimizer] = Registry(

@@ -11,6 +11,7 @@ from fedunfold.core.rng import generator
 from fedunfold.core.settings import Count, Natural, Positive, Settings, Share
 from fedunfold.data.sources import load_digits
 from fedunfold.pretraining.mixtures import Mixture
+from fedunfold.pretraining.pictures import Pictures
 
 
 class Distribution(Settings):
@@ -26,7 +27,8 @@ class Distribution(Settings):
         features: Of generated data.
         classes: Of generated data.
         step: η in units of 4/mean ‖x‖², where local training of a linear model is about to become unstable.
-        digits: The part of federations that hold handwritten digits; the others hold generated data.
+        digits: The part of federations that hold handwritten digits.
+        pictures: The part that hold generated pictures; the others hold mixtures.
         sampled: The part in which only some clients take part in a round.
         flaky: The part in which clients are absent.
         uneven_epochs: The part in which clients train unequally long.
@@ -39,12 +41,13 @@ class Distribution(Settings):
     clients: tuple[Count, Count] = (3, 24)
     sampled_clients: tuple[Count, Count] = (20, 300)
     cohort: tuple[Count, Count] = (4, 20)
-    rounds: tuple[Count, Count] = (5, 60)
-    samples: tuple[Count, Count] = (600, 3000)
+    rounds: tuple[Count, Count] = (5, 50)
+    samples: tuple[Count, Count] = (600, 6000)
     features: tuple[Count, Count] = (8, 64)
     classes: tuple[Count, Count] = (2, 24)
-    step: tuple[Positive, Positive] = (0.05, 1.5)
-    digits: Share = 0.25
+    step: tuple[Positive, Positive] = (0.05, 2.0)
+    digits: Share = 0.15
+    pictures: Share = 0.3
     sampled: Share = 0.3
     flaky: Share = 0.35
     uneven_epochs: Share = 0.4
@@ -128,19 +131,23 @@ class _Drawing:
         """(x, y) of every client and of the test set."""
         of, rng = self._of, self._rng
         total = max(self._count(of.samples), 10 * clients)
-        if rng.random() < of.digits:
+        kind = rng.random()
+        if kind < of.digits:
             digits = load_digits()
             labels = self._labels(clients, 10, total)
             rows = [np.flatnonzero(digits.y_train == c) for c in range(10)]
             picked = [np.array([rng.choice(rows[c]) for c in own]) for own in labels]
             return [digits.x_train[own] for own in picked], labels, (digits.x_test, digits.y_test)
         classes = self._count(of.classes)
+        tested = np.tile(np.arange(classes), -(-1200 // classes))
+        if kind < of.digits + of.pictures:
+            pictures, labels = Pictures.draw(rng, classes), self._labels(clients, classes, total)
+            return [pictures.sample(rng, own) for own in labels], labels, (pictures.sample(rng, tested), tested)
         mixture = Mixture.draw(rng, classes, self._count(of.features))
         labels = self._labels(clients, classes, total)
         apart = rng.uniform(0.3, 2.0) if rng.random() < of.shifted else 0.0
         latent = mixture.mapping.shape[0]
         x = [mixture.sample(rng, own, rng.normal(0.0, apart, (latent,)) if apart else None) for own in labels]
-        tested = np.tile(np.arange(classes), -(-1200 // classes))
         return x, labels, (mixture.sample(rng, tested), tested)
 
     def _spoiled(

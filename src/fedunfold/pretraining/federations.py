@@ -22,6 +22,8 @@ from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.rule_gradient import rule_gradient
 
 RUN = "trial-0"
+FLOOR = 0.1
+"""Added to losses before their logarithm is taken: what is nearly learned at once counts for little."""
 LAST_ROUNDS = 3
 """The final score is the mean of so many rounds: with sampled clients it changes from round to round."""
 
@@ -33,7 +35,7 @@ class MetaGradient:
     Attributes:
         loss: Σ_t F(w^(t)) / (T F(w^(0))), t = 1 … T, F the class-balanced loss on held-out data.
         fedavg_loss: The same of FedAvg.
-        gradient: d loss/dφ by name; None where the run or the gradient was not finite.
+        gradient: d log(FLOOR + loss)/dφ by name; None where the run or the gradient was not finite.
     """
 
     loss: float
@@ -82,9 +84,10 @@ def meta_gradient(
         found = rule_gradient(federation, _rule(drawn, params), rounds, algorithm, outer, adjoint, RUN)
     except DivergenceError:  # an unlucky draw: a learning rate that no server can cope with
         return MetaGradient(math.nan, math.nan, None)
-    gradient = {name: scale * slope for name, slope in found.gradient.items()}
+    loss = scale * found.loss
+    gradient = {name: scale / (FLOOR + loss) * slope for name, slope in found.gradient.items()}
     finite = all(bool(slope.isfinite().all()) for slope in gradient.values())
-    return MetaGradient(scale * found.loss, fedavg, gradient if finite else None)
+    return MetaGradient(loss, fedavg, gradient if finite else None)
 
 
 def validate(

@@ -1,12 +1,12 @@
 """Learning φ over drawn federations: Adam on the mean of their gradients, each clipped, and those counted more in which
 the rule does harm.
 
-    g = (1/B) Σ_i c_i clip(∇_φ L_i),   c_i = caution where L_i is above FedAvg's loss, else 1
+    g = (1/B) Σ_i c_i clip(∇_φ log(0.1 + L_i)),   c_i = caution where L_i is above FedAvg's loss, else 1
     clip(g) = g · min(1, clip/‖g‖)
 
-L_i is Σ_t F(w^(t)) / (T F(w^(0))) on held-out data, so that every federation counts the same. What is returned is not
-the last φ but the one that did best on federations drawn apart, by its mean gain over FedAvg plus that of the worst
-tenth: a rule that others are to use without a second thought must do no harm.
+L_i is Σ_t F(w^(t)) / (T F(w^(0))) on held-out data, and its logarithm lets every federation count the same. What is
+returned is not the last φ but the one that did best on federations drawn apart, by its mean gain over FedAvg plus that
+of the worst tenth: a rule that others are to use without a second thought must do no harm.
 """
 
 import signal
@@ -58,15 +58,15 @@ class Pretraining(Settings):
         distribution: What federations are drawn from.
     """
 
-    steps: Count = 800
+    steps: Count = 600
     federations: Count = 16
-    lr: Positive = 0.01
+    lr: Positive = 0.008
     clip: Positive = 0.3
-    caution: Positive = 2.0
+    caution: Positive = 6.0
     width: Count = 64
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
-    server: str = "sgd"
+    server: str = "grafted"
     validation: Count = 192
     every: Count = 100
     patience: Count = 5

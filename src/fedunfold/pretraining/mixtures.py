@@ -33,7 +33,7 @@ class Mixture:
     def draw(cls, rng: np.random.Generator, classes: int, features: int) -> "Mixture":
         """A problem with so many classes and features."""
         latent, clouds = int(rng.integers(4, 13)), int(rng.integers(1, 4))
-        distance = rng.uniform(1.0, 2.5)
+        distance = rng.uniform(0.6, 2.2)
         return cls(
             centres=distance * rng.normal(size=(classes, clouds, latent)),
             mapping=rng.normal(size=(latent, features)) / np.sqrt(latent),

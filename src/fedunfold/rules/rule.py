@@ -73,13 +73,14 @@ class Rule:
         decided, state = answer
         if not isinstance(decided, RoundDecision):
             return _checked_weights(decided, report, where), state
-        if not (math.isfinite(decided.step) and decided.step >= 0 and 0 <= decided.momentum < 1):
+        within = 0 <= decided.momentum < 1 and 0 <= decided.trust <= 1
+        if not (math.isfinite(decided.step) and decided.step >= 0 and within):
             raise InputError(
-                f"{where} must decide on a finite step >= 0 and a momentum of at least 0 and below 1, not "
-                f"{decided.step} and {decided.momentum}."
+                f"{where} must decide on a finite step >= 0, a momentum of at least 0 and below 1 and a trust from 0 "
+                f"to 1, not {decided.step}, {decided.momentum} and {decided.trust}."
             )
         weights = _checked_weights(decided.weights, report, where)
-        return RoundDecision(weights, float(decided.step), float(decided.momentum)), state
+        return RoundDecision(weights, *map(float, (decided.step, decided.momentum, decided.trust))), state
 
 
 def requested_metrics(rule: WeightingRule) -> frozenset[Metric]:

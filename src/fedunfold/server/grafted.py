@@ -38,7 +38,7 @@ class Grafted(ServerOptimizer):
 
     name: ClassVar[str] = "grafted"
     lr: float = 1.0
-    beta2: float = 0.9
+    beta2: float = 0.99
     damping: float = 0.5
 
     def __post_init__(self) -> None:

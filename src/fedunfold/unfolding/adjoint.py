@@ -50,6 +50,7 @@ class UnrolledResult:
         gradient: dL/dΘ, [T, K], or dL/dθ of a table.
         step_gradient: dL/ds, [T].
         momentum_gradient: dL/dβ, [T].
+        trust_gradient: dL/da, [T].
         model: w^(T), [d].
         rejected: Whose updates were rejected.
     """
@@ -58,6 +59,7 @@ class UnrolledResult:
     gradient: Tensor
     step_gradient: Tensor
     momentum_gradient: Tensor
+    trust_gradient: Tensor
     model: Tensor
     rejected: tuple[RejectedUpdate, ...] = ()
 
@@ -136,7 +138,7 @@ def unroll_decisions(
         storage: Where the updates of all rounds are stored.
 
     Returns:
-        A result for every run, with dL/dΘ, dL/ds (s with the algorithm's own step size in it) and dL/dβ.
+        A result for every run, with dL/dΘ, dL/ds (s with the algorithm's own step size in it), dL/dβ and dL/da.
     """
     exact = adjoint == "exact"
     through_steps = exact or not algorithm.local.uses_gradients_only
@@ -255,16 +257,22 @@ class FirstOrder:
         self._carried: Tensor | None = None  # β_{t+1} ū_{t+1}
         self._products: list[tuple[int, Tensor, Tensor]] = []
         self._momenta = torch.zeros(len(layers), dtype=torch.float64)
+        self._trusts = [layers[-1].request.model.new_zeros(()) for _ in layers]
 
     def backward_server(self) -> _Layer:
         """From λ_{t+1} to w̄ through the server's update; returns the round that was reached."""
         layer = self._layers.pop()
         if layer.direction is None:
             return layer
-        t, momentum = len(self._layers), layer.decision.momentum
-        self._adjoint, to_direction, self._optimizer = self._algorithm.server.vjp(
-            layer.request.model, layer.direction, layer.optimizer, self._adjoint, self._optimizer, layer.info
-        )
+        t, momentum, trust = len(self._layers), layer.decision.momentum, layer.decision.trust
+        at = layer.request.model, layer.direction, layer.optimizer
+        stepped, _ = self._algorithm.server.update(*at, layer.info)
+        self._trusts[t] = self._adjoint @ (stepped - layer.request.model - layer.direction)
+        plain = (1 - trust) * self._adjoint if trust != 1 else None
+        own = self._adjoint if plain is None else trust * self._adjoint
+        self._adjoint, to_direction, self._optimizer = self._algorithm.server.vjp(*at, own, self._optimizer, layer.info)
+        if plain is not None:
+            self._adjoint, to_direction = self._adjoint + plain, to_direction + plain
         if self._carried is not None:
             to_direction = to_direction + self._carried
         self._carried = momentum * to_direction if momentum else None
@@ -288,8 +296,8 @@ class FirstOrder:
         """To λ_t."""
         self._adjoint = self._adjoint + part
 
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """dL/dΘ, dL/ds and dL/dβ, when all rounds have been reached."""
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """dL/dΘ, dL/ds, dL/dβ and dL/da, when all rounds have been reached."""
         table = torch.zeros_like(self._weights)
         if self._products:
             rows = torch.cat([torch.full_like(clients, t) for t, clients, _ in self._products])
@@ -298,7 +306,7 @@ class FirstOrder:
         scaled = table.new_tensor(self._steps)[:, None] * table
         (gradient,) = torch.autograd.grad(self._alpha, self._weights, scaled)
         _check_finite(gradient, range(len(gradient)), self._lr, remedy="learn with float64")
-        return gradient, (self._alpha.detach() * table).sum(1), self._momenta
+        return gradient, (self._alpha.detach() * table).sum(1), self._momenta, torch.stack(self._trusts).cpu()
 
 
 class Exact(FirstOrder):

@@ -1,7 +1,7 @@
 """The gradient of an outer loss in the parameters φ of a rule, through all rounds of one federation.
 
-The adjoint gives dL/dΘ^(t), dL/ds_t and dL/dβ_t (`adjoint`); from there ordinary autograd leads into φ. What the rule
-read of a round counts as a constant.
+The adjoint gives dL/dΘ^(t), dL/ds_t, dL/dβ_t and dL/da_t (`adjoint`); from there ordinary autograd leads into φ. What
+the rule read of a round counts as a constant.
 """
 
 from collections.abc import Mapping
@@ -79,8 +79,9 @@ def rule_gradient(
     outputs: list[Tensor] = []
     slopes: list[Tensor] = []
     for t, decided in decisions.items():
-        outputs += [decided.weights, decided.step, decided.momentum]
+        outputs += [decided.weights, decided.step, decided.momentum, decided.trust]
         own = algorithm.step_size(t) * result.step_gradient[t]
-        slopes += [result.gradient[t], own.to(decided.step), result.momentum_gradient[t].to(decided.momentum)]
+        slopes += [result.gradient[t], own, result.momentum_gradient[t], result.trust_gradient[t]]
+    slopes = [slope.to(output) for slope, output in zip(slopes, outputs, strict=True)]
     found = torch.autograd.grad(outputs, list(params.values()), slopes, materialize_grads=True)
     return RuleGradient(result.loss, dict(zip(params, found, strict=True)), result.model)
