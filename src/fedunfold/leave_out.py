@@ -67,8 +67,8 @@ class LeftOut:
     @property
     def title(self) -> str:
         """What the table shows."""
-        percent = " (%)" if self.primary.is_percentage else ""
-        about = f"{self.primary.label} on each client, trained without it{percent}{self.primary.direction}"
+        primary = self.primary
+        about = f"{primary.label} on each client, trained without it{primary.brackets()}{primary.direction}"
         return f"{self.environment}: {about}"
 
     def rows(self) -> list[tuple[str, ...]]:

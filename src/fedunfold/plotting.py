@@ -45,8 +45,7 @@ def scores(comparison: Comparison) -> Figure:
     for i, result in enumerate(comparison.methods):
         label = f"{result.name}  {primary.text(result.mean)}"
         draw_curves(axes, primary.factor() * np.array(result.curves), i, label)
-    percent = " (%)" if primary.is_percentage else ""
-    axes.set(xlabel="round", ylabel=f"{primary.label} on the test set{percent}{primary.direction}")
+    axes.set(xlabel="round", ylabel=f"{primary.label} on the test set{primary.brackets()}{primary.direction}")
     axes.legend(frameon=False, title="method, last round")
     return figure
 

@@ -51,7 +51,7 @@ def test_unknown_method_with_a_suggestion(fedunfold: Command, two_sites: Federat
 
 
 def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
-    refused(fedunfold("learn", "digits-flakey"), "digits-flakey", "did you mean digits-flaky?")
+    refused(fedunfold("learn", "digits-flakey"), "digits-flakey", "did you mean 'digits-flaky'?")
 
 
 @pytest.mark.parametrize(

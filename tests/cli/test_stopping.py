@@ -171,12 +171,16 @@ def test_a_failing_method_does_not_take_finished_ones_along(
         assert [row[:2] for row in rows(failed.out)] == [["fedavg", "2"], ["duw-fedavg", "2"]]
 
 
-def reproduce(out: Path, *more: str) -> list[str]:
-    """A small study: two learnings and three trials."""
+def study(out: Path, jobs: int) -> tuple[str, ...]:
+    """A small one: two learnings and three trials."""
     only = ("digits-flaky", "fedavg", "duw-fedavg", "duw-fednova")
     names = [part for name in only for part in ("--only", name)]
-    command = ("reproduce", "digits", "--trials", "1", "--jobs", "2", "--out", str(out), *names, *more)
-    return [sys.executable, "-m", "fedunfold", *command]
+    return ("reproduce", "digits", "--trials", "1", "--jobs", str(jobs), "--out", str(out), *names)
+
+
+def reproduce(out: Path) -> list[str]:
+    """The program that makes it with two workers."""
+    return [sys.executable, "-m", "fedunfold", *study(out, jobs=2)]
 
 
 @pytest.fixture
@@ -189,10 +193,13 @@ def checkpoint_every_step(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpoint_every_step: dict[str, str]) -> None:
-    """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there."""
+def test_a_killed_reproduction_goes_on_and_ends_the_same(
+    fedunfold: Command, tmp_path: Path, checkpoint_every_step: dict[str, str]
+) -> None:
+    """SIGKILL, twice: when a learning has a checkpoint, and when the first trial is there. What is never killed is made
+    in this process."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(reproduce(whole), check=True, capture_output=True)
+    assert fedunfold(*study(whole, jobs=1)).code == 0
     for awaited in ("checkpoint-learning.safetensors", "trial-*.json"):
         process = subprocess.Popen(reproduce(cut), stdout=subprocess.DEVNULL, env=checkpoint_every_step)
         deadline = time.monotonic() + 120
@@ -204,8 +211,9 @@ def test_a_killed_reproduction_goes_on_and_ends_the_same(tmp_path: Path, checkpo
         process.kill()
         process.wait()
     assert not (cut / "results.md").exists()
-    ended = subprocess.run(reproduce(cut, "--format", "json"), check=True, capture_output=True, text=True)
-    assert 0 < json.loads(ended.stdout)["computed"] < 5
+    ended = fedunfold(*study(cut, jobs=1), "--format", "json")
+    assert ended.code == 0, ended.err
+    assert 0 < ended.json["computed"] < 5
     assert (cut / "results.md").read_bytes() == (whole / "results.md").read_bytes()
     assert (cut / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
@@ -214,7 +222,7 @@ def test_an_interrupted_reproduction_says_how_to_go_on(
     fedunfold: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedunfold.studies.processes.run_jobs", interrupted)
-    stopped = fedunfold(*reproduce(tmp_path / "cut")[3:])
+    stopped = fedunfold(*study(tmp_path / "cut", jobs=2))
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.startswith("stopped; the same command resumes from the records in")
 

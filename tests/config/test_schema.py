@@ -273,7 +273,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_unknown_name_suggests_a_bundled_one() -> None:
-    with pytest.raises(InputError, match="did you mean digits-label-skew"):
+    with pytest.raises(InputError, match="did you mean 'digits-label-skew'"):
         environment("digits-labelskew")
     with pytest.raises(InputError, match=r"digits-flaky.* ends in \.toml"):
         environment("zzz")

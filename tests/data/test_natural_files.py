@@ -186,7 +186,7 @@ def test_a_wrong_hospital_file_is_named(folders: tuple[Path, Path], text: str, n
     heart_files(folders[0])
     (folders[0] / "processed.va.data").write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        heart_disease.HeartDiseaseSource().load_clients(Path())
+        heart_disease.HeartDiseaseSource().load_clients()
     one_sentence(caught, "processed.va.data", named)
 
 
@@ -244,8 +244,8 @@ def test_damaged_files_are_named(folders: tuple[Path, Path]) -> None:
         for name, text in files.items():
             (folders[0] / name).write_text(text, encoding="utf-8")
         with pytest.raises(InputError) as caught:
-            source.load_clients(Path())
+            source.load_clients()
         one_sentence(caught, str(folders[0]), named)
     (folders[0] / "shakespeare.txt").write_bytes(b"KENT:\n\xff\n")
     with pytest.raises(InputError, match="not UTF-8"):
-        shakespeare.ShakespeareSource().load_clients(Path())
+        shakespeare.ShakespeareSource().load_clients()

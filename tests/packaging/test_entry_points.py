@@ -40,30 +40,45 @@ def test_compare_and_learn_through_it(installed: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def typed(installed: Path, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return python(installed, "-m", "fedunfold", *arguments, "--rounds", "1", cwd=folder)
+TYPING = """
+import contextlib, io, json, sys
+from fedunfold.cli import main
+for line in json.loads(sys.argv[1]):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([*line, "--rounds", "1"])
+        except SystemExit as stop:
+            code = stop.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def typed(installed: Path, folder: Path, *lines: list[str]) -> list[tuple[int, str, str]]:
+    """Exit codes and what is printed by several commands, one after the other in a process that loads torch once."""
+    ended = python(installed, "-c", TYPING, json.dumps(lines), cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 @pytest.mark.slow
 def test_the_command_line_takes_its_parts_by_name(installed: Path, tmp_path: Path) -> None:
     compared = ["compare", "digits-label-skew", "--methods", "fedavg,power-of-size-fedavg", "--trials", "1"]
     compared += ["--local", "rmsprop:decay=0.2", "--server", "lookahead", "--format", "json"]
-    ended = typed(installed, tmp_path, *compared)
-    assert ended.returncode == 0, ended.stderr
-    names = [method["method"] for method in json.loads(ended.stdout)["methods"]]
-    assert [name.split()[0] for name in names] == ["fedavg", "power-of-size-fedavg"]
-
     ran = ["run", "digits-label-skew", "--format", "json", "--rule"]
-    ended = typed(installed, tmp_path, *ran, "power-of-size:power=0")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["weights"] == [pytest.approx([0.2] * 5)]
-
-    ended = typed(installed, tmp_path, *ran, "power-of-sizes")
-    assert ended.returncode == 2
-    assert "did you mean 'power-of-size'?" in ended.stderr
+    comparison, run, misspelt = typed(
+        installed, tmp_path, compared, [*ran, "power-of-size:power=0"], [*ran, "power-of-sizes"]
+    )
+    assert comparison[0] == 0, comparison[2]
+    names = [method["method"] for method in json.loads(comparison[1])["methods"]]
+    assert [name.split()[0] for name in names] == ["fedavg", "power-of-size-fedavg"]
+    assert run[0] == 0, run[2]
+    assert json.loads(run[1])["weights"] == [pytest.approx([0.2] * 5)]
+    assert misspelt[0] == 2
+    assert "did you mean 'power-of-size'?" in misspelt[2]
 
 
 def test_without_it_its_names_are_unknown(tmp_path: Path) -> None:
-    ended = typed(ROOT / "src", tmp_path, "run", "digits-label-skew", "--rule", "power-of-size")
-    assert ended.returncode == 2
-    assert "unknown rule 'power-of-size'; choose one of size" in ended.stderr
+    ((code, _, error),) = typed(ROOT / "src", tmp_path, ["run", "digits-label-skew", "--rule", "power-of-size"])
+    assert code == 2
+    assert "unknown rule 'power-of-size'; choose one of size" in error

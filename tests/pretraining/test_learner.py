@@ -19,6 +19,12 @@ SMALL = Distribution(
 TINY = Pretraining(steps=4, federations=2, validation=3, every=2, width=4, distribution=SMALL)
 
 
+@pytest.fixture(scope="module")
+def learned() -> Progress:
+    """What TINY's rule is, learned in this process."""
+    return pretrain(TINY)
+
+
 def same(first: Progress, second: Progress) -> bool:
     """Whether φ, the best φ and all that was noted are equal to the bit."""
     pairs = zip(first.rule.params.values(), second.rule.params.values(), strict=True)
@@ -30,15 +36,14 @@ def same(first: Progress, second: Progress) -> bool:
     )
 
 
-def test_processes_make_no_difference_and_a_seed_does() -> None:
-    alone = pretrain(TINY, processes=1)
-    assert same(alone, pretrain(TINY, processes=2))
-    assert len(alone.losses) == 4 and [made.step for made in alone.validations] == [2, 4]
-    assert not same(alone, pretrain(TINY.model_copy(update={"seed": 1})))
+def test_processes_make_no_difference_and_a_seed_does(learned: Progress) -> None:
+    assert same(learned, pretrain(TINY, processes=2))
+    assert len(learned.losses) == 4 and [made.step for made in learned.validations] == [2, 4]
+    assert not same(learned, pretrain(TINY.model_copy(update={"seed": 1})))
 
 
-def test_what_was_interrupted_is_resumed_to_the_bit(tmp_path: Path) -> None:
-    file, whole = tmp_path / "pretraining.safetensors", pretrain(TINY)
+def test_what_was_interrupted_is_resumed_to_the_bit(learned: Progress, tmp_path: Path) -> None:
+    file = tmp_path / "pretraining.safetensors"
 
     def interrupt(progress: Progress) -> None:
         if len(progress.losses) == 3:
@@ -49,7 +54,7 @@ def test_what_was_interrupted_is_resumed_to_the_bit(tmp_path: Path) -> None:
     steps: list[int] = []
     resumed = pretrain(TINY, checkpoint=file, on_step=lambda progress: steps.append(len(progress.losses)))
     assert steps == [4]
-    assert same(resumed, whole)
+    assert same(resumed, learned)
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:

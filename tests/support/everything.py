@@ -1,4 +1,4 @@
-"""What has to be the same in one process and over Flower, on digits with five clients and three rounds."""
+"""What has to be the same in one process and over Flower, on digits with five clients and two rounds."""
 
 from typing import Any, get_args
 
@@ -14,19 +14,19 @@ from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 
-ENV = environment("digits-label-skew").replace(rounds=3)
+ENV = environment("digits-label-skew").replace(rounds=2)
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 
 def everything(clients: Federation) -> dict[str, Any]:
     """Gradients of both kinds, learned weights, and the model trained with them."""
-    theta = torch.full((3, 5), 0.5, dtype=torch.float64)
+    theta = torch.full((ENV.rounds, 5), 0.5, dtype=torch.float64)
     found: dict[str, Any] = {}
     for adjoint in get_args(AdjointKind):
         found[adjoint] = gradient(clients, theta, adjoint)
-    learned = learn(clients, 3, learning=Learning(iterations=2))
+    learned = learn(clients, ENV.rounds, learning=Learning(iterations=2))
     found["weights"] = learned.weights.tolist()
-    found["model"] = run_rounds(clients, learned, 3)[0].model.tolist()
+    found["model"] = run_rounds(clients, learned, ENV.rounds)[0].model.tolist()
     return found
 
 

@@ -1,4 +1,5 @@
-"""Run as a program: learn and train on digits over Flower's Ray simulation, and in process; write both down."""
+"""Run as a program: learn and train on digits over Flower's Ray simulation, and in process, in both precisions; write
+all of it down. One simulation, since starting it takes longer than all that is computed in it."""
 
 import json
 import sys
@@ -11,23 +12,26 @@ from flwr.simulation import run_simulation
 
 from fedunfold.engines.flower import client_app, client_from_environment, federation_from_environment
 from fedunfold.engines.simulation import SimulatedFederation
-from tests.support.everything import ENV, everything, in_sums
+from tests.support.everything import ENV, TOLERANCE, everything, in_sums
 
 
-def main(path: str, precision: str) -> None:
-    dtype = getattr(torch, precision)
-    server = ServerApp()
+def main(path: str) -> None:
+    server, now = ServerApp(), Path(path).with_suffix(".precision")  # which the clients read
 
     @server.main()
     def run(grid: Grid, context: Context) -> None:
-        simulated = SimulatedFederation(ENV, dtype=dtype)
-        over_flower = everything(federation_from_environment(grid, ENV, dtype=dtype))
-        secure = federation_from_environment(grid, ENV, dtype=dtype, secure_aggregation=True)
-        over_flower |= in_sums(secure)
-        in_process = everything(simulated) | in_sums(simulated)
-        Path(path).write_text(json.dumps({"flower": over_flower, "simulation": in_process}))
+        found = {}
+        for precision in TOLERANCE:
+            now.write_text(precision)
+            dtype = getattr(torch, precision)
+            simulated = SimulatedFederation(ENV, dtype=dtype)
+            over_flower = everything(federation_from_environment(grid, ENV, dtype=dtype))
+            secure = federation_from_environment(grid, ENV, dtype=dtype, secure_aggregation=True)
+            over_flower |= in_sums(secure)
+            found[precision] = {"flower": over_flower, "simulation": everything(simulated) | in_sums(simulated)}
+        Path(path).write_text(json.dumps(found))
 
-    clients = client_app(lambda context: client_from_environment(ENV, context, dtype))
+    clients = client_app(lambda context: client_from_environment(ENV, context, getattr(torch, now.read_text())))
     run_simulation(server, clients, num_supernodes=5, backend_config={"client_resources": {"num_cpus": 1}})
 
 

@@ -212,7 +212,10 @@ def test_a_run_needs_rounds(rounds: int) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"absent": "forget"}, "'forget'; choose keep, drop or remember"), ({"absent_loss": "no"}, "not 'no'")],
+    [
+        ({"absent": "forget"}, "'forget'; choose keep, drop or remember"),
+        ({"absent_loss": "no"}, "absent clients' losses 'no'; choose evaluate or skip"),
+    ],
 )
 def test_unknown_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

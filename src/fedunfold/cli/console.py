@@ -83,8 +83,7 @@ def comparison_table(comparison: "Comparison") -> Table:
         for i, result in enumerate(comparison.methods)
     )
     title = f"{comparison.environment}, {primary.label} on the test set after the last round{primary.direction}"
-    percent = " (%)" if primary.is_percentage else ""
-    return table(title, ("method", "trials", f"mean ± sd{percent}", "gain", *others), rows)
+    return table(title, ("method", "trials", f"mean ± sd{primary.brackets()}", "gain", *others), rows)
 
 
 def _signed(number: str) -> str:

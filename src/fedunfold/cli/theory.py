@@ -83,13 +83,10 @@ def theory(
 
 def _weights_file(run: Path, name: str | None) -> Path:
     from fedunfold.core.registry import unknown
-    from fedunfold.io.atomic import is_folder, is_plain_file
+    from fedunfold.runs.reader import settings_file
     from fedunfold.runs.schema import MODEL
 
-    if not is_folder(run):
-        raise InputError(f"there is no folder {run}; give one that `fedunfold learn` left behind.")
-    if not is_plain_file(run / "settings.json"):
-        raise InputError(f"{run} is not a run folder: it has no settings.json; `fedunfold learn` makes one.")
+    settings_file(run)  # refuses what is no run's folder
     files = {file.stem: file for file in sorted(run.glob("*.safetensors")) if file.name != MODEL}
     if not files:
         raise InputError(f"the run in {run} left no learned weights; `fedunfold learn` does.")

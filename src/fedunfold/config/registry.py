@@ -1,11 +1,11 @@
 """Environments by name: the ones that come with the package, and files."""
 
-import difflib
 from importlib import resources
 from pathlib import Path
 
 from fedunfold.config.schema import Environment
 from fedunfold.core.errors import InputError
+from fedunfold.core.registry import unknown
 
 
 def bundled() -> tuple[str, ...]:
@@ -42,9 +42,4 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
     if text in names:
         file = resources.files("fedunfold.config") / "presets" / f"{text}.toml"
         return Environment.parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
-    close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    raise InputError(
-        f"There is no environment {text!r}{hint} Bundled are {', '.join(names)}; "
-        "a file of your own is given by a path that ends in .toml."
-    )
+    raise InputError(f"{unknown('environment', text, names)} A file of your own is named by a path that ends in .toml.")

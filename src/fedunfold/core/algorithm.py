@@ -61,12 +61,11 @@ class Algorithm:
                 raise InputError(f"an algorithm's {name} is one such as {examples}, not {given!r}.")
         for name, what, choices in (
             ("absent", "way to treat absent clients", get_args(Absent)),
+            ("absent_loss", "way to treat absent clients' losses", get_args(AbsentLoss)),
             ("filter", "filter of updates", get_args(UpdateFilter)),
         ):
             if (given := getattr(self, name)) not in choices:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
-        if self.absent_loss not in get_args(AbsentLoss):
-            raise InputError(f"absent_loss is 'evaluate' or 'skip', not '{self.absent_loss}'.")
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):

@@ -179,6 +179,10 @@ class PrimaryMetric:
         """What follows a value that is shown: " %" or nothing."""
         return " %" if self.factor(name) != 1 else ""
 
+    def brackets(self, name: str | None = None) -> str:
+        """That in brackets, behind a head of a table or of an axis."""
+        return f" ({self.unit(name).strip()})" if self.unit(name) else ""
+
     def text(self, value: float, name: str | None = None) -> str:
         """A value that is shown, in words: one digit after the point in percent, else four that mean something."""
         return f"{value:.1f}" if self.factor(name) != 1 else f"{value:.4g}"

@@ -4,6 +4,7 @@ Rounds are counted from 1 here, as tables and figures show them. What cannot con
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -93,12 +94,9 @@ def _rounds(marked: Tensor) -> list[int]:
 
 def _longest(marked: Tensor) -> tuple[int, int] | None:
     """The longest run of marked rounds, where it is longer than bad luck."""
-    best, begun = (0, -1), None
-    for t, mark in enumerate([*marked.tolist(), False]):
-        begun = (t if begun is None else begun) if mark else None
-        if begun is not None and t - begun > best[1] - best[0]:
-            best = (begun, t)
-    return (best[0] + 1, best[1] + 1) if best[1] - best[0] + 1 > IN_A_ROW else None
+    runs = [list(rounds) for mark, rounds in groupby(range(len(marked)), marked.tolist().__getitem__) if mark]
+    longest = max(runs, key=len, default=[])
+    return (longest[0] + 1, longest[-1] + 1) if len(longest) > IN_A_ROW else None
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:

@@ -195,7 +195,7 @@ def divide(
         return source.data
     if isinstance(source, NaturalSource) or isinstance(partition, GivenPartition):
         assert isinstance(source, NaturalSource | NpzSource)
-        pairs, test = source.load_clients(folder, task)
+        pairs, test = source.load_clients() if isinstance(source, NaturalSource) else source.load_clients(folder, task)
         for key in sorted(pairs.keys() ^ set(keys)):
             where = "the data" if key in pairs else "the environment"
             name = source.path if isinstance(source, NpzSource) else source.source

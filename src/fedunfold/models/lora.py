@@ -1,10 +1,8 @@
 """Low-rank adapters of pretrained transformers, by peft."""
 
-import contextlib
 import copy
-import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.extras import HUB_ERRORS, import_extra
+from fedunfold.core.extras import HUB_ERRORS, import_extra, quiet
 from fedunfold.core.params import place_model
 from fedunfold.core.task import Task
 from fedunfold.models.pretrained import Pretrained, reset_trainable
@@ -138,7 +136,7 @@ def _loaded(source: str, task: Task | None, dtype: torch.dtype | None) -> tuple[
     folder = Path(source).expanduser()
     where = str(folder) if folder.is_dir() else source
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
             settings = {name: 0.0 for name, value in config.to_dict().items() if _is_dropout(name, value)}
             settings |= {"use_cache": False} if task.name == "next_token" else {"num_labels": task.num_outputs}
@@ -189,18 +187,3 @@ def _new_modules(source: str, model: nn.Module, absent: set[str]) -> tuple[str, 
 
 def _is_dropout(name: str, value: object) -> bool:
     return ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float)
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No log lines and no bars: the error says what went wrong."""
-    bars = transformers.utils.logging
-    shown, before = bars.is_progress_bar_enabled(), logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.disable(before)
-        if shown:
-            bars.enable_progress_bar()

@@ -10,7 +10,7 @@ of the worst tenth: a rule that others are to use without a second thought must 
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -27,6 +27,7 @@ from torch import Tensor
 from fedunfold.core.errors import FedunfoldError
 from fedunfold.core.parts import SERVER_OPTIMIZERS, ServerOptimizer
 from fedunfold.core.settings import Count, Natural, Positive, Settings
+from fedunfold.core.threading import threads_for
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.pretraining.distribution import Distribution
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
@@ -140,6 +141,8 @@ class Progress:
 
 
 OnStep = Callable[[Progress], None]
+Map = Callable[..., Iterable[Any]]
+"""As Python's own `map`: of a function over the numbers of federations."""
 
 
 def pretrain(
@@ -153,7 +156,7 @@ def pretrain(
 
     Args:
         settings: How.
-        processes: How many federations are run at a time, with one thread each.
+        processes: How many federations are run at a time, with one thread each; one is run in this process.
         checkpoint: Where it is saved how far learning came; a file that exists is resumed from.
         on_step: Called after every step.
 
@@ -168,12 +171,12 @@ def pretrain(
         store = Checkpoint(checkpoint, "pre-training", settings.model_dump(mode="json") | {"version": VERSION})
         progress = store.load(_parsed) or progress
     try:
-        with _pool(processes) as pool:
+        with _mapping(processes) as each:
             while not _finished(progress, settings):
-                progress = _step(progress, settings, pool)
+                progress = _step(progress, settings, each)
                 step = len(progress.losses)
                 if step % settings.every == 0 or step == settings.steps:
-                    progress = _validated(progress, settings, pool)
+                    progress = _validated(progress, settings, each)
                 if store is not None and store.should_save:
                     _save(store, progress)
                 on_step(progress)
@@ -200,12 +203,12 @@ def _finished(progress: Progress, settings: Pretraining) -> bool:
     return len(progress.losses) >= settings.steps or len(made) - 1 - best >= settings.patience
 
 
-def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
+def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     done, count = len(progress.losses), settings.federations
     one = partial(
         meta_gradient, settings.distribution, params=progress.params, adjoint=settings.adjoint, server=_server(settings)
     )
-    found = [made for made in pool.map(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
+    found = [made for made in each(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
     total = torch.zeros_like(progress.optimizer.m)
     for made in found:
         gradient = _flat(made.gradient or {})
@@ -218,9 +221,9 @@ def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) 
     return replace(progress, params=params, optimizer=optimizer, losses=(*progress.losses, ratio))
 
 
-def _validated(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
+def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     one = partial(validate, settings.distribution, params=progress.params, server=_server(settings))
-    gains = [gain for gain in pool.map(one, range(settings.validation)) if gain is not None]
+    gains = [gain for gain in each(one, range(settings.validation)) if gain is not None]
     if not gains:
         raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")
     made = Validation.of(len(progress.losses), gains)
@@ -233,11 +236,15 @@ def _validated(progress: Progress, settings: Pretraining, pool: ProcessPoolExecu
 
 
 @contextmanager
-def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+def _mapping(processes: int) -> Iterator[Map]:
+    if processes == 1:
+        with threads_for(0):
+            yield map
+        return
     # A fresh interpreter each: a fork of a process that has used threads can hang.
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
     try:
-        yield pool
+        yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -140,7 +140,7 @@ def on_axis(metric: PrimaryMetric) -> str:
     >>> on_axis(ACCURACY), on_axis(PrimaryMetric("rmse", False, frozenset()))
     ('accuracy (%)', 'rmse, lower is better')
     """
-    return f"{metric.label}{' (%)' if metric.is_percentage else ''}{metric.direction}"
+    return f"{metric.label}{metric.brackets()}{metric.direction}"
 
 
 def _value(metric: PrimaryMetric) -> str:

@@ -1,6 +1,7 @@
 """Names that come from a run folder, made fit to be shown."""
 
 from collections.abc import Sequence
+from itertools import chain, count
 
 LONGEST = 80
 
@@ -21,13 +22,8 @@ def distinct(labels: Sequence[str]) -> tuple[str, ...]:
     >>> distinct(["a", "b", "a"])
     ('a', 'b', 'a (2)')
     """
-    found: list[str] = []
-    taken: set[str] = set()
+    found: dict[str, None] = {}
     for label in labels:
-        chosen, number = label, 1
-        while chosen in taken:
-            number += 1
-            chosen = f"{label} ({number})"
-        taken.add(chosen)
-        found.append(chosen)
+        numbered = chain([label], (f"{label} ({number})" for number in count(2)))
+        found[next(name for name in numbered if name not in found)] = None
     return tuple(found)

@@ -146,7 +146,7 @@ def read_manifest(folder: Path) -> schema.RunManifest:
     Raises:
         InputError: There is no run, it has not ended, or its settings are damaged.
     """
-    file = _settings_file(folder)
+    file = settings_file(folder)
     if ResumeDir(folder).exists:
         raise InputError(f"the run in {folder} has not ended; resume it first.")
     return parse_record(schema.RunManifest, read_file(file), file)
@@ -168,7 +168,7 @@ def read_runs(folders: Sequence[Path]) -> list[schema.RunRecord]:
     return [replace(run, label=label) for run, label in zip(runs, distinct([run.label for run in runs]), strict=True)]
 
 
-def _settings_file(folder: Path) -> Path:
+def settings_file(folder: Path) -> Path:
     """settings.json, where there is a run with results."""
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}; give the folder of a run.")
@@ -180,7 +180,7 @@ def _settings_file(folder: Path) -> Path:
 
 
 def _read_run(folder: Path) -> schema.RunRecord:
-    file = _settings_file(folder)
+    file = settings_file(folder)
     settings = parse_record(schema.SettingsRecord, read_file(file), file)
     _refuse_newer(settings.version, folder)
     file = folder / schema.FEDERATION

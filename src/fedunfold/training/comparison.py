@@ -173,13 +173,13 @@ class Comparison:
             if name not in (primary.name, BALANCED):
                 values = [method.metrics.get(name) for method in self.methods]
                 shown = ["–" if value is None else primary.text(value, name) for value in values]
-                columns[words(name) + _in_brackets(primary.unit(name))] = shown
+                columns[words(name) + primary.brackets(name)] = shown
         worst = [method.worst_class for method in self.methods]
         if None not in worst:
             columns["worst class (%)"] = [f"{value:.1f}" for value in worst]
         means, clients = [m.client_mean for m in self.methods], [m.worst_client for m in self.methods]
         if None not in means:
-            percent = _in_brackets(primary.unit())
+            percent = primary.brackets()
             columns[f"mean client{percent}"] = [primary.text(mean) for mean in means if mean is not None]
             columns[f"worst client{percent}"] = [f"{primary.text(own[1])} {own[0]}" for own in clients if own]
         return columns
@@ -193,7 +193,7 @@ class Comparison:
     def _shown(self) -> TextTable:
         primary, others = self.primary, self.other_metrics
         of_methods = zip(*others.values(), strict=True) if others else [()] * len(self.methods)
-        unit = _in_brackets(primary.unit())
+        unit = primary.brackets()
         return TextTable(
             f"{self.environment}: {primary.label} on the test set after the last round{unit}{primary.direction}",
             ("method", "trials", "mean ± sd", *(head.removesuffix(unit) for head in others)),
@@ -232,7 +232,3 @@ def _on_clients(result: MethodResult) -> dict[str, Any]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _in_brackets(unit: str) -> str:
-    return f" ({unit.strip()})" if unit else ""

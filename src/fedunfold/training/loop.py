@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedunfold.aggregation.absent import with_memory
 from fedunfold.aggregation.screening import filter_updates
@@ -77,8 +76,17 @@ def run_rounds(
     first = states[0].server.model
     store, saved = None, 0
     if checkpoint is not None:
-        starts = [state.server.model for state in states]
-        identity = _identity(federation, rule, algorithm, runs, starts, digest)
+        identity = {  # the initial models stand for the seed, the model and the precision
+            "runs": list(runs),
+            **describe_rule(rule),
+            "algorithm": algorithm.describe(),
+            "clients": [asdict(client) for client in federation.clients],
+            "device": first.device.type,
+            "starts": [fingerprint(state.server.model) for state in states],
+            "lr": federation.lr,
+            "digest": digest,
+            "version": VERSION,
+        }
         store = Checkpoint(checkpoint, "run", identity, checkpoint_seconds)
         states = load_states(store, first.device) or states
         saved = states[0].rounds
@@ -105,29 +113,6 @@ def run_rounds(
         raise
     save(at_once=True)
     return [_result(state, algorithm) for state in states]
-
-
-def _identity(
-    federation: Federation,
-    rule: WeightingRule,
-    algorithm: Algorithm,
-    runs: Sequence[str],
-    starts: Sequence[Tensor],
-    digest: str,
-) -> dict[str, Any]:
-    """What a checkpoint of runs belongs to. The initial models stand for the seed, the model and the precision, a
-    rule's name, weights and parameters for the rule."""
-    return {
-        "runs": list(runs),
-        **describe_rule(rule),
-        "algorithm": algorithm.describe(),
-        "clients": [asdict(client) for client in federation.clients],
-        "device": starts[0].device.type,
-        "starts": [fingerprint(start) for start in starts],
-        "lr": federation.lr,
-        "digest": digest,
-        "version": VERSION,
-    }
 
 
 def _next_round(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 
 import torch
 from torch import Tensor
@@ -23,16 +23,6 @@ from fedunfold.core.messages import OpenSum, WeightedSum
 UpdateStorage = Literal["full", "half", "disk"]
 
 
-class StoredUpdates(Protocol):
-    """Updates that entered a round: whose they are, and their inner products with a vector."""
-
-    @property
-    def clients(self) -> Tensor: ...
-
-    def inner_products(self, vector: Tensor) -> Tensor:
-        """⟨v, m_k⟩, [n]."""
-
-
 @dataclass(frozen=True)
 class _Rows:
     """Updates to be read one by one."""
@@ -41,7 +31,12 @@ class _Rows:
     rows: tuple[Callable[[], Tensor], ...]
 
     def inner_products(self, vector: Tensor) -> Tensor:
+        """⟨v, m_k⟩, [n]."""
         return torch.stack([row() @ vector for row in self.rows]) if self.rows else vector.new_zeros(0)
+
+
+StoredUpdates = WeightedSum | _Rows
+"""Updates that entered a round: whose they are, and their inner products with a vector."""
 
 
 class UpdateStore(AbstractContextManager["UpdateStore"]):

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedunfold.core.settings import Natural, Settings
-from fedunfold.core.task import Task
 from fedunfold.data.importers.imported import split_off_test
 from fedunfold.data.sources import Pair
 
@@ -21,7 +19,7 @@ class NaturalSource(Settings):
     """Data that come divided by their own clients."""
 
     @abstractmethod
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         """(x, y) of the training rows by client, and (x, y) of the test set."""
 
 

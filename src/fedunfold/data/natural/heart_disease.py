@@ -1,13 +1,11 @@
 """Heart disease in four hospitals, as FLamby prepares and splits it."""
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import Task
 from fedunfold.data.natural.base import Clients, NaturalSource, standardise
 from fedunfold.data.natural.files import PublicFile, parse_numbers, read_public
 from fedunfold.data.sources import Pair
@@ -33,7 +31,7 @@ class HeartDiseaseSource(NaturalSource):
 
     source: Literal["heart-disease"] = "heart-disease"
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         tables = [_read(hospital) for hospital in HOSPITALS]
         starts = np.cumsum([0, *(len(disease) for _, disease in tables[:-1])])
         splits = [_split(disease) for _, disease in tables]

@@ -3,7 +3,6 @@
 import re
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count
-from fedunfold.core.task import Task
 from fedunfold.data.importers.imported import client_key
 from fedunfold.data.natural.base import Clients, NaturalSource
 from fedunfold.data.natural.files import PublicFile, read_public
@@ -48,7 +46,7 @@ class ShakespeareSource(NaturalSource):
     window: Count = 80
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         name, text = read_public(FILE)
         clients: Clients = {}
         tests = []

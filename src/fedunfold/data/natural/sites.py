@@ -1,12 +1,10 @@
 """scikit-learn's medical tables, divided by a covariate into sites; they come with scikit-learn, no file is needed."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedunfold.core.task import Task
 from fedunfold.data.natural.base import Clients, HeldOutSource
 from fedunfold.data.sources import Pair
 
@@ -23,7 +21,7 @@ class DiabetesSitesSource(HeldOutSource):
 
     source: Literal["diabetes-sites"] = "diabetes-sites"
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         from sklearn.datasets import load_diabetes  # here, because importing it takes a second
 
         table = load_diabetes(scaled=False)
@@ -39,7 +37,7 @@ class BreastCancerSitesSource(HeldOutSource):
 
     source: Literal["breast-cancer-sites"] = "breast-cancer-sites"
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         from sklearn.datasets import load_breast_cancer
 
         table = load_breast_cancer()

@@ -1,13 +1,11 @@
 """TCGA-BRCA: survival of breast cancer patients in six regions, as FLamby prepares and splits it."""
 
 import csv
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import Task
 from fedunfold.data.natural.base import Clients, NaturalSource, standardise
 from fedunfold.data.natural.files import PublicFile, parse_numbers, read_public
 from fedunfold.data.sources import Pair
@@ -41,7 +39,7 @@ class TcgaBrcaSource(NaturalSource):
     source: Literal["tcga-brca"] = "tcga-brca"
     scaling: Literal["none", "standard"] = "standard"
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         name, header, patients, cells = _read(PATIENTS, "pid")
         if header[-2:] != ["E", "T"] or len(header) != FEATURES + 3:
             raise InputError(f"{name} needs a column pid, {FEATURES} features, and then E and T; get the file again.")

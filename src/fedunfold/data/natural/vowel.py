@@ -1,14 +1,12 @@
 """Vowels of British English, spoken by 15 people."""
 
 import re
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import Task
 from fedunfold.data.natural.base import Clients, HeldOutSource
 from fedunfold.data.natural.files import PublicFile, parse_numbers, read_public
 from fedunfold.data.sources import Pair
@@ -33,7 +31,7 @@ class VowelSource(HeldOutSource):
     source: Literal["vowel"] = "vowel"
     test_fraction: float = Field(default=1 / 3, gt=0, lt=1)
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         name, text = read_public(FILE)
         lines = [re.split(r"[,\s]+", line.strip()) for line in text.splitlines() if line.strip()]
         table = parse_numbers(lines, name)

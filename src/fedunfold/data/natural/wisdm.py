@@ -1,12 +1,10 @@
 """WISDM: what 36 people do, from the accelerometer of a phone in their pocket."""
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.task import Task
 from fedunfold.data.natural.base import Clients, HeldOutSource
 from fedunfold.data.natural.files import PublicFile, parse_numbers, read_public
 from fedunfold.data.sources import Pair
@@ -29,7 +27,7 @@ class WisdmSource(HeldOutSource):
 
     source: Literal["wisdm"] = "wisdm"
 
-    def load_clients(self, folder: Path, task: Task | None = None) -> tuple[Clients, Pair]:
+    def load_clients(self) -> tuple[Clients, Pair]:
         name, text = read_public(FILE)
         head, mark, body = text.partition("@data\n")
         if not mark:

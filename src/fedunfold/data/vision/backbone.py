@@ -2,10 +2,6 @@
 
 import hashlib
 import importlib
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.extras import HUB_ERRORS, import_extra
+from fedunfold.core.extras import HUB_ERRORS, import_extra, quiet
 from fedunfold.data.npz import first_line
 
 if TYPE_CHECKING:
@@ -63,7 +59,7 @@ class Backbone:
         local = folder.is_dir()
         source = str(folder) if local else name
         try:
-            with _quiet(transformers):
+            with quiet(transformers):
                 # First, because it says most clearly what is wrong with a name or the network.
                 transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
                 processor = processors.from_pretrained(source, backend="pil", trust_remote_code=False)
@@ -139,20 +135,3 @@ def _digest(model: Any, processor: Any, missing: set[str]) -> str:
             content.update(key.encode())
             content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     return content.hexdigest()
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No log lines; download bars only where someone watches. The error says what went wrong."""
-    bars = transformers.utils.logging
-    hidden = bars.is_progress_bar_enabled() and not sys.stderr.isatty()
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    if hidden:
-        bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.disable(before)
-        if hidden:
-            bars.enable_progress_bar()

@@ -60,7 +60,7 @@ def extract(
     batch_size: int = 32,
     device: str | torch.device = "cpu",
     again: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Extraction:
     """Store the features of every image in a folder.
 
@@ -98,12 +98,11 @@ def extract(
     partial = PartialResults.opened(out.with_name(out.name + ".partial"), recipe, again)
     resumed = partial.done
     total = len(images.files)
-    report = on_progress or (lambda done, total: None)
-    report(resumed, total)
+    on_progress(resumed, total)
     with closing(read_ahead(images.files, batch_size, backbone.prepare, resumed)) as batches:
         for batch in batches:
             partial.add(_compute(batch, images.files, backbone))
-            report(partial.done, total)
+            on_progress(partial.done, total)
     features, skipped = _join(images, partial.batches)
     about = About(**recipe, dtype=dtype, skipped=(*images.stray, *skipped))
     save_features(out, features, about)

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -206,6 +205,7 @@ class MemorySamples:
 
     inputs: Inputs
     y: Tensor
+    _held: dict[str, Inputs] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -242,10 +242,6 @@ class MemorySamples:
             held = self._held["rows"] = map_inputs(lambda t: t.new_empty(rows, *t.shape[1:]), self.inputs)
         return held
 
-    @cached_property
-    def _held(self) -> dict[str, Inputs]:
-        return {}
-
 
 @dataclass(frozen=True, eq=False)
 class DatasetSamples:
@@ -260,6 +256,7 @@ class DatasetSamples:
     rows: DatasetRows
     device: torch.device
     dtype: torch.dtype
+    _ahead: list[tuple[deque[np.ndarray], Iterator[tuple[Inputs, Tensor]]]] = field(default_factory=list, init=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -305,10 +302,6 @@ class DatasetSamples:
                 return next(stream)
             self._ahead.clear()
         return self.rows.read(real)
-
-    @cached_property
-    def _ahead(self) -> list[tuple[deque[np.ndarray], Iterator[tuple[Inputs, Tensor]]]]:
-        return []
 
 
 Samples = MemorySamples | DatasetSamples

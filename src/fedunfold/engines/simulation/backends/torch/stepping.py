@@ -1,7 +1,6 @@
 """One local step of all clients and its derivative: in place for SGD and prox, by autograd for any other optimiser."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +31,18 @@ class Iterate:
         return Iterate([p[:slots].clone() for p in self.parameters], tuple(s[:slots].clone() for s in self.state))
 
 
-class Stepping(Protocol):
-    """Steps of one round: forward, then backward in reverse order."""
+class ProximalStepping:
+    """w ← w − η_k (∇ℓ_b(w) + μ (w − w^(t))), in place; the steps of a round, then backward in reverse order."""
+
+    def __init__(self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters) -> None:
+        self._kernel, self._mu, self._step_sizes, self._anchor = kernel, optimizer.fused_mu or 0.0, step_sizes, anchor
+        self._trained = len(kernel.layout.shapes)
+        self._adjoint: Parameters = []
+        self._anchor_gain: Parameters = []
 
     def start(self) -> Iterate:
         """Where every slot begins."""
+        return Iterate([p.clone() for p in self._anchor])
 
     def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         """One step in place of the slots that still train.
@@ -47,30 +53,6 @@ class Stepping(Protocol):
             means: 1/|b|.
             pullback: From slopes to gradients of the parameters.
         """
-
-    def start_backward(self, adjoint: Parameters) -> None:
-        """From dL/dw_k, which may be changed in place."""
-
-    def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
-        """Through the step made at an iterate."""
-
-    def end_backward(self) -> Tensor:
-        """dL/dw^(t) [L, d]."""
-
-
-class ProximalStepping:
-    """w ← w − η_k (∇ℓ_b(w) + μ (w − w^(t))), in place."""
-
-    def __init__(self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters) -> None:
-        self._kernel, self._mu, self._step_sizes, self._anchor = kernel, optimizer.fused_mu or 0.0, step_sizes, anchor
-        self._trained = len(kernel.layout.shapes)
-        self._adjoint: Parameters = []
-        self._anchor_gain: Parameters = []
-
-    def start(self) -> Iterate:
-        return Iterate([p.clone() for p in self._anchor])
-
-    def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         live, rates = len(means), self._step_sizes[: len(means)]
         current = [p[:live] for p in iterate.parameters]
         trained = current[: self._trained] if self._mu else []
@@ -80,10 +62,12 @@ class ProximalStepping:
             p.add_(towards.mul_(_per_slot(rates * self._mu, towards)))
 
     def start_backward(self, adjoint: Parameters) -> None:
+        """From dL/dw_k, which may be changed in place."""
         self._adjoint = adjoint
         self._anchor_gain = [torch.zeros_like(p) for p in self._adjoint] if self._mu else []
 
     def backward_step_(self, iterate: Iterate, batch: Batch, means: Tensor, outer_slope: OuterSlope) -> None:
+        """Through the step made at an iterate."""
         live, rates = len(means), self._step_sizes[: len(means)]
         current = [p[:live] for p in self._adjoint]
         pulled = [p * _per_slot(rates * self._mu, p) for p in current] if self._mu else []
@@ -93,6 +77,7 @@ class ProximalStepping:
             gain[:live].add_(part)
 
     def end_backward(self) -> Tensor:
+        """dL/dw^(t) [L, d]."""
         for p, gain in zip(self._adjoint if self._mu else [], self._anchor_gain, strict=True):
             p.add_(gain)
         return flatten(self._adjoint)
@@ -180,6 +165,9 @@ class StatefulStepping:
         trained = len(self._kernel.layout.shapes)
         params, buffers = iterate.parameters[:trained], iterate.parameters[trained:]
         return self._kernel.local_vjp([*params, *(buffer.clone() for buffer in buffers)], batch)
+
+
+Stepping = ProximalStepping | StatefulStepping
 
 
 def _per_slot(values: Tensor, like: Tensor) -> Tensor:
