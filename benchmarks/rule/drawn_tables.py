@@ -1,8 +1,10 @@
 """The parts of the page on many drawn federations: held-out ones, bad clients, the ablation."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from benchmarks.held_out import ORDER
 from benchmarks.rule.entrants import FEATURES, RULE
 from benchmarks.rule.records import Record
 from benchmarks.rule.sections import BAD, COMPLETE, SECTIONS
@@ -29,7 +31,7 @@ def held_out(records: Sequence[Record]) -> Part:
         if not rows:
             continue
         heads = ["method", "federations", "mean gain", "win rate", "5th percentile", "least"]
-        texts.append(f"### Federations with {title}\n\n{table(heads, rows)}")
+        texts.append(f"### Federations with {title}\n\n{table(heads, rows)}\n")
         if not (ours := gains[RULE]):
             continue
         means = [fmean(trials) for trials in ours.values()]
@@ -45,12 +47,12 @@ def held_out(records: Sequence[Record]) -> Part:
         if hindsight:
             texts.append(
                 f"Against the best of all rivals, chosen for each federation in hindsight, the rule wins "
-                f"{100 * win_rate(hindsight):.0f} % and gains {interval(hindsight).text}."
+                f"{100 * win_rate(hindsight):.0f} % and gains {interval(hindsight).text()}.\n"
             )
         if environments and environments[0] not in small:
             mean, wins, worst = clustered(ours), win_rate(means), percentile(means, 5)
             bars += [
-                Bar(f"mean gain over FedAvg {mean.text}, above 0.", mean.low > 0),
+                Bar(f"mean gain over FedAvg {mean.text()}, above 0.", mean.low > 0),
                 Bar(f"win rate {100 * wins:.1f} %, at least {100 * WIN_BAR:.0f} %.", wins >= WIN_BAR),
                 Bar(f"5th percentile of the gains {worst:+.2f}, at least {WORST_BAR:g}.", worst >= WORST_BAR),
             ]
@@ -58,10 +60,18 @@ def held_out(records: Sequence[Record]) -> Part:
     text = (
         "`benchmarks/held_out.py` draws them. A score is the mean of the last three rounds, a federation's gain over "
         f"FedAvg the mean of its paired trials; intervals are over the federations. Within {TIE:g} points is a tie and "
-        "counts half a win.\n\n" + "\n".join(texts) + "\n### Seconds of a run\n\n"
+        f"counts half a win. {_data(records)}\n\n" + "\n".join(texts) + "\n### Seconds of a run\n\n"
         f"{table(['method', 'median', 'largest'], [row for row in rows if row[1] != '–'])}"
     )
     return Part("Federations on data that no rule was learned on", text, bars, numbers)
+
+
+def _data(records: Sequence[Record]) -> str:
+    """Of which data there are how many federations."""
+    data = {record.environment: record.about["data"] for record in records}
+    listed = ", ".join(f"{name} {count}" for name, count in sorted(Counter(data.values()).items()))
+    without = sorted(set(ORDER) - set(data.values()))
+    return f"Federations: {listed}." + (f" Without records: {', '.join(without)}." if without else "")
 
 
 def _rivals(view: View) -> list[str]:
@@ -79,7 +89,7 @@ def _gains(view: View, environments: Sequence[str], method: str) -> dict[str, li
 def _summary(gains: Mapping[str, Sequence[float]]) -> list[str]:
     means = [fmean(trials) for trials in gains.values()]
     wins, worst = f"{100 * win_rate(means):.1f} %", f"{percentile(means, 5):+.2f}"
-    return [str(len(means)), clustered(gains).text, wins, worst, f"{min(means):+.2f}"]
+    return [str(len(means)), clustered(gains).text(), wins, worst, f"{min(means):+.2f}"]
 
 
 def _over_best(view: View, environments: Sequence[str]) -> list[float]:
@@ -101,10 +111,10 @@ def bad_clients(records: Sequence[Record]) -> Part:
         gains = view.gains(name, RULE, "fedavg")
         found = interval(gains) if gains else None
         scores = [spread(view.scores(name, method)) for method in ("fedavg", RULE)]
-        rows.append([f"{data}, {count} with bad {kind}", *scores, found.text if found else "–"])
+        rows.append([f"{data}, {count} with bad {kind}", *scores, found.text() if found else "–"])
         if found:
             numbers[name] = found.as_json()
-            bars.append(Bar(f"{name}: {found.text} over FedAvg, not below it beyond noise.", not found.high < 0))
+            bars.append(Bar(f"{name}: {found.text()} over FedAvg, not below it beyond noise.", not found.high < 0))
     text = (
         "Ten clients with unlike shares of the classes, of which one or two are bad: their labels are reversed (y "
         "becomes C − 1 − y), their inputs are noise with the mean and deviation of each feature, or their updates have "
@@ -127,7 +137,7 @@ def ablation(records: Sequence[Record]) -> Part:
             losses[method] = interval(values)
     ordered = sorted(losses, key=lambda method: -losses[method].mean)
     numbers = {method: losses[method].as_json() for method in ordered}
-    rows = [[f"over {method}" if method == "fedavg" else method, losses[method].text] for method in ordered]
+    rows = [[f"over {method}" if method == "fedavg" else method, losses[method].text()] for method in ordered]
     text = (
         f"On {len(view.environments)} federations of the distribution that the rule is learned on, others than those: "
         "how many points the complete rule is ahead of the rule that lacks something, with 95 % intervals. A feature "

@@ -7,11 +7,10 @@ from typing import Any
 
 from benchmarks.rule.drawn_tables import ablation, bad_clients, held_out
 from benchmarks.rule.entrants import RULE
-from benchmarks.rule.records import Record, Records
+from benchmarks.rule.records import Record, Records, write_text
 from benchmarks.rule.responses import FIGURES, FILE, draw
 from benchmarks.rule.tables import dirichlet, natural, paper, tuning
 from benchmarks.rule.view import Part
-from fedunfold.io.atomic import write_atomically
 
 PARTS: dict[str, Callable[[Sequence[Record]], Part]] = {
     "paper": paper,
@@ -63,8 +62,8 @@ def write_page(out: Path) -> None:
             f"## What the rule decides\n\n![How the weight of a client follows its features]({FIGURES['weights']})\n\n"
             f"![How the step follows the round]({FIGURES['step']})\n"
         )
-    _write(out / "README.md", "\n".join(text))
-    _write(out / "summary.json", json.dumps({"rules": rules, "sections": _plain(summary)}, indent=1) + "\n")
+    write_text(out / "README.md", "\n".join(text))
+    write_text(out / "summary.json", json.dumps({"rules": rules, "sections": _plain(summary)}, indent=1) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -76,7 +75,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4) if abs(value) < float("inf") else None
     return value
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

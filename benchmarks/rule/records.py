@@ -107,9 +107,7 @@ class Records:
         """Write the sections that changed, each file whole or not at all."""
         for section in sorted(self._unsaved):
             lines = ",\n".join(json.dumps(asdict(record), ensure_ascii=False) for record in self.of(section))
-            text = f"[\n{lines}\n]\n"
-            file = self._folder / f"{section}.json"
-            write_atomically(file, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
+            write_text(self._folder / f"{section}.json", f"[\n{lines}\n]\n")
         self._unsaved.clear()
         self._written = time.monotonic()
 
@@ -120,3 +118,8 @@ def _read(file: Path) -> dict[tuple[str, str, int], Record]:
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} does not hold records ({error}); delete it, or restore it.") from error
     return {record.key: record for record in found}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -9,9 +9,8 @@ import torch
 from matplotlib.axes import Axes
 
 from benchmarks.rule.entrants import FEATURES, RULE
-from benchmarks.rule.records import Record
+from benchmarks.rule.records import Record, write_text
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.io.atomic import write_atomically
 from fedunfold.plotting import ShownFigure, line_style, save
 from fedunfold.rules.features import CLIENT_FEATURES, RoundFeatures
 from fedunfold.rules.unfolded import UnfoldedRule
@@ -79,8 +78,7 @@ def save_responses(rule: UnfoldedRule, algorithm: Algorithm, records: Sequence[R
     if not (met := features_met(records)):
         return
     found = {"algorithm": algorithm.describe(), **responses(rule, met)}
-    text = json.dumps(found, indent=1) + "\n"
-    write_atomically(out / FILE, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text(out / FILE, json.dumps(found, indent=1) + "\n")
 
 
 def draw(found: Mapping[str, Any], out: Path) -> None:

@@ -58,13 +58,14 @@ class Job:
         method, about = self.entrant.method(), dict(built.about)
         assert method.rule is not None
         rule = for_rounds(method.rule, env.rounds) if built.knows_horizon else method.rule
-        if noticing := self.section == "ablation" and self.entrant.label == RULE and isinstance(rule, UnfoldedRule):
-            rule = Noticing(rule)
+        noticing = None
+        if self.section == "ablation" and self.entrant.label == RULE and isinstance(rule, UnfoldedRule):
+            noticing = Noticing(rule)
         metric = PrimaryMetric.of(built.federation.data.task)
         began, scores, warnings = time.perf_counter(), [], []
         try:
             (found,) = run_rounds(
-                built.federation, rule, env.rounds, [f"trial-{self.trial}"], algorithm=method.algorithm
+                built.federation, noticing or rule, env.rounds, [f"trial-{self.trial}"], algorithm=method.algorithm
             )
             scores = [round(metric.factor() * score, DIGITS) for score in found.scores]
             warnings = list(found.warnings)
@@ -77,8 +78,8 @@ class Job:
         seconds = time.perf_counter() - began
         if not all(map(math.isfinite, scores)):
             scores, warnings = [], [*warnings, "a score was not a finite number."]
-        if noticing and scores:
-            about["features"] = rule.summary()
+        if noticing is not None and scores:
+            about["features"] = noticing.summary()
         return Record(
             self.section,
             self.environment,

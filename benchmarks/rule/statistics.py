@@ -16,7 +16,7 @@ TIE = 0.25
 class Interval:
     """A mean with its 95 % interval; NaN bounds where there is only one value.
 
-    >>> Interval(1.0, 0.5, 1.5).text
+    >>> Interval(1.0, 0.5, 1.5).text()
     '+1.00 [+0.50, +1.50]'
     """
 
@@ -24,9 +24,10 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def text(self) -> str:
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+    def text(self, digits: int = 2) -> str:
+        """It with its sign; without bounds that are not known."""
+        mean, low, high = (f"{value:+.{digits}f}" for value in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]" if math.isfinite(self.low) else mean
 
     def as_json(self) -> list[float | None]:
         return [value if math.isfinite(value) else None for value in (self.mean, self.low, self.high)]

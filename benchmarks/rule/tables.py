@@ -42,7 +42,8 @@ def paper(records: Sequence[Record]) -> Part:
     def mean(environment: str, method: str) -> str:
         return spread([fmean(curve) for curve in curves(environment, method)])
 
-    bars, numbers = [], {}
+    bars: list[Bar] = []
+    numbers: dict[str, Any] = {}
     for environment in environments:
         ours = [record.score(1) for record in view.records(environment, RULE)]
         if not ours:
@@ -54,7 +55,9 @@ def paper(records: Sequence[Record]) -> Part:
             gains = view.gains(environment, RULE, rival, score=lambda record: record.mean or 0.0)
             if gains:
                 found = interval(gains)
-                text = f"{environment}{_note(environment)}: mean over all rounds {found.text} over {rival}, at least 0."
+                text = (
+                    f"{environment}{_note(environment)}: mean over all rounds {found.text()} over {rival}, at least 0."
+                )
                 bars.append(Bar(text, found.mean >= 0))
                 numbers[environment][f"mean over {rival}"] = found.as_json()
     parts = {
@@ -121,7 +124,7 @@ def dirichlet(records: Sequence[Record]) -> Part:
     for environment in view.environments:
         if found := view.against_best(environment):
             rival, gain = found
-            bars.append(Bar(f"{environment}: {gain.text} over the best rival, {rival}, above 0.", gain.low > 0))
+            bars.append(Bar(f"{environment}: {gain.text()} over the best rival, {rival}, above 0.", gain.low > 0))
     smallest = [record.about["smallest_client"] for record in records if "smallest_client" in record.about]
     text = (
         "MNIST divided anew in each trial: the rows of a class go to the clients by shares from a Dirichlet "
@@ -142,7 +145,7 @@ def natural(records: Sequence[Record]) -> Part:
         if found is None:
             continue
         rival, gain = found
-        against = f"{environment}: {gain.text} over the best rival, {rival}"
+        against = f"{environment}: {gain.text(view.digits(environment))} over the best rival, {rival}"
         if (least := WISDM_BARS.get(environment)) is not None:
             ours = fmean(view.scores(environment, RULE))
             bars.append(Bar(f"{environment}: final score {ours:.2f}, at least {least:g}.", ours >= least))
@@ -161,12 +164,13 @@ def _scores_and_gains(view: View, section: str) -> str:
     heads = [f"{name}, {view.metric(name)}" for name in environments]
 
     def cell(head: str, method: str) -> str:
-        return spread(view.scores(head.partition(",")[0], method), digits=3 if "index" in head else 2)
+        environment = head.partition(",")[0]
+        return spread(view.scores(environment, method), view.digits(environment))
 
     def gain(head: str, method: str) -> str:
         environment = head.partition(",")[0]
         gains = [] if method == RULE else view.gains(environment, RULE, method)
-        return interval(gains).text if gains else "–"
+        return interval(gains).text(view.digits(environment)) if gains else "–"
 
     differences = by_method(heads, METHODS, gain, first="the rule's gain over")
     counts = ", ".join(f"{name} {len(view.records(name, RULE))}" for name in environments)

@@ -79,6 +79,10 @@ class View:
     def metric(self, environment: str) -> str:
         return self.records(environment, self.methods(environment)[0])[0].metric
 
+    def digits(self, environment: str) -> int:
+        """How many digits after the point its scores are shown with."""
+        return 2 if self.metric(environment) == "accuracy" else 3
+
     def scores(self, environment: str, method: str) -> list[float]:
         """The score of every trial."""
         return [record.score(self.last) for record in self.records(environment, method)]
