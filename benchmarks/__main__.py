@@ -109,15 +109,18 @@ def evaluate_rule(
     from benchmarks.rule.page import write_page
     from benchmarks.rule.records import Records
     from fedunfold.cli import console
+    from fedunfold.io.atomic import FolderLock
 
-    Records(out / "records").merge(merge or ())
-    if page:
-        write_page(out)
-    elif rule is None:
+    if rule is None and not page:
         raise InputError("--rule is missing; give the rule's file or name, or --page for the page alone.")
-    else:
-        named = [name for name in only.split(",") if name]
-        evaluate(rule, out, named, processes, Amounts(trials, federations), console.err.print)
+    (out / "records").mkdir(parents=True, exist_ok=True)
+    with FolderLock(out / "records"):
+        Records(out / "records").merge(merge or ())
+        if rule is None or page:
+            write_page(out)
+        else:
+            named = [name for name in only.split(",") if name]
+            evaluate(rule, out, named, processes, Amounts(trials, federations), console.err.print)
     console.say(f"{out / 'README.md'}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.__main__ import app
 from benchmarks.rule import evaluate as evaluation
 from benchmarks.rule import runs, sections
 from benchmarks.rule.entrants import FEATURES, RULE, Ablated, Entrant, load_rule
@@ -19,6 +20,7 @@ from benchmarks.rule.sections import GRID, KEPT, SECTIONS, choice
 from benchmarks.rule.statistics import clustered, interval, percentile, rounds_to, win_rate
 from benchmarks.rule.view import View
 from numpy.random import default_rng
+from typer.testing import CliRunner
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import SERVER_OPTIMIZERS
@@ -49,7 +51,8 @@ def rule(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_an_interval_by_hand() -> None:
     found = interval([1.0, 2.0, 4.0, 5.0])  # mean 3, sd √(10/3), t₃ = 3.182446
-    assert (found.mean, found.low) == (3.0, pytest.approx(3 - 3.182446 * (10 / 3) ** 0.5 / 2, abs=1e-5))
+    assert found.mean == 3.0
+    assert found.low == pytest.approx(3 - 3.182446 * (10 / 3) ** 0.5 / 2, abs=1e-5)
     assert found.high - found.mean == pytest.approx(found.mean - found.low)
     assert interval([2.0]).text() == "+2.00" and interval([2.0]).as_json() == [2.0, None, None]
 
@@ -257,3 +260,14 @@ def test_verdicts_are_computed_from_the_records(tmp_path: Path) -> None:
     assert "- Holds: mnist-1: final score 90.50, at least 89.8." in page
     assert "- **Does not hold**: win rate 75.0 %, at least 85 %." in page
     assert "nan" not in page
+
+
+def test_the_command_merges_and_writes_the_page(tmp_path: Path) -> None:
+    records = Records(tmp_path / "other" / "records")
+    records.add(record("mnist-1", RULE, setting="abc"))
+    records.save()
+    command = ["rule", "--out", str(tmp_path / "mine")]
+    ended = CliRunner().invoke(app, [*command, "--page", "--merge", str(tmp_path / "other" / "records")])
+    assert ended.exit_code == 0, ended.output
+    assert json.loads((tmp_path / "mine" / "summary.json").read_text())["rules"] == ["abc"]
+    assert isinstance(CliRunner().invoke(app, command).exception, InputError)
