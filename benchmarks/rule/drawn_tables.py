@@ -31,7 +31,7 @@ def held_out(records: Sequence[Record]) -> Part:
         if not rows:
             continue
         heads = ["method", "federations", "mean gain", "win rate", "5th percentile", "least"]
-        texts.append(f"### Federations with {title}\n\n{table(heads, rows)}\n")
+        texts.append(f"### Federations with {title}\n\n{table(heads, rows)}")
         if not (ours := gains[RULE]):
             continue
         means = [fmean(trials) for trials in ours.values()]
@@ -114,7 +114,7 @@ def bad_clients(records: Sequence[Record]) -> Part:
         rows.append([f"{data}, {count} with bad {kind}", *scores, found.text() if found else "–"])
         if found:
             numbers[name] = found.as_json()
-            bars.append(Bar(f"{name}: {found.text()} over FedAvg, not below it beyond noise.", not found.high < 0))
+            bars.append(Bar(f"{name}: {found.text()} over FedAvg, not below it beyond noise.", found.high >= 0))
     text = (
         "Ten clients with unlike shares of the classes, of which one or two are bad: their labels are reversed (y "
         "becomes C − 1 − y), their inputs are noise with the mean and deviation of each feature, or their updates have "

@@ -9,6 +9,7 @@ from benchmarks.rule.drawn_tables import ablation, bad_clients, held_out
 from benchmarks.rule.entrants import RULE
 from benchmarks.rule.records import Record, Records, write_text
 from benchmarks.rule.responses import FIGURES, FILE, draw
+from benchmarks.rule.sections import GRID, SECTIONS
 from benchmarks.rule.tables import dirichlet, natural, paper, tuning
 from benchmarks.rule.view import Part
 
@@ -47,10 +48,11 @@ def write_page(out: Path) -> None:
         made = part(own)
         bars = "".join(f"{bar.line}\n" for bar in made.bars)
         diverged = sum(record.final is None for record in own)
-        count = f"{len(own)} runs" + (f", of which {diverged} diverged" if diverged else "") + "."
+        count = f"{len(own)} of {_planned(name)} runs" + (f", of which {diverged} diverged" if diverged else "") + "."
         text.append("\n\n".join(filter(None, (f"## {made.title}", bars.strip(), made.text.strip(), count))) + "\n")
         summary[name] = {
             "runs": len(own),
+            "planned": _planned(name),
             "diverged": diverged,
             "seconds": round(sum(record.seconds for record in own), 1),
             "bars": [{"text": bar.text, "holds": bar.holds} for bar in made.bars],
@@ -64,6 +66,12 @@ def write_page(out: Path) -> None:
         )
     write_text(out / "README.md", "\n".join(text))
     write_text(out / "summary.json", json.dumps({"rules": rules, "sections": _plain(summary)}, indent=1) + "\n")
+
+
+def _planned(section: str) -> int:
+    """How many runs a section has."""
+    any_choice = dict.fromkeys(GRID, "sgd")
+    return sum(1 for _ in SECTIONS[section].jobs("", any_choice))
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,9 @@ class Interval:
     high: float
 
     def text(self, digits: int = 2) -> str:
-        """It with its sign; without bounds that are not known."""
+        """It with its sign; without bounds that are not known, a dash where a run diverged."""
+        if not math.isfinite(self.mean):
+            return "–"
         mean, low, high = (f"{value:+.{digits}f}" for value in (self.mean, self.low, self.high))
         return f"{mean} [{low}, {high}]" if math.isfinite(self.low) else mean
 

@@ -34,7 +34,7 @@ def paper(records: Sequence[Record]) -> Part:
 
     def curves(environment: str, method: str) -> list[list[float]]:
         kept = stored.get(environment, {}).get(method)
-        return kept or [record.scores for record in view.records(environment, method) if record.scores]
+        return kept or [record.scores or [0.0] for record in view.records(environment, method)]
 
     def final(environment: str, method: str) -> str:
         return spread([curve[-1] for curve in curves(environment, method)])
@@ -73,7 +73,7 @@ def paper(records: Sequence[Record]) -> Part:
         "Final score, in percent: mean ± sd over the trials. `fedavg (keep)` treats absent clients as the paper does, "
         "all other rivals drop them. `duw-fedavg` and `fedunfold-table` learn weights for the very federation; their "
         "results are those of [mnist](../mnist/results.md) and [dogs](../dogs/results.md). Digits are in the "
-        "pre-training distribution, so `digits-label-skew` proves nothing.\n\n"
+        "pre-training distribution, so `digits-label-skew` says nothing about other data.\n\n"
         f"{by_method(environments, METHODS, final)}\nMean over all rounds:\n\n"
         f"{by_method(environments, METHODS, mean)}\n"
         "Rounds to FedAvg's final score are read off the mean curves over the trials; never counts 1."
@@ -151,7 +151,7 @@ def natural(records: Sequence[Record]) -> Part:
             bars.append(Bar(f"{environment}: final score {ours:.2f}, at least {least:g}.", ours >= least))
             bars.append(Bar(f"{against}, at least {AHEAD:+g}.", gain.mean >= AHEAD))
         else:
-            bars.append(Bar(f"{against}, not below it beyond noise.", not gain.high < 0))
+            bars.append(Bar(f"{against}, not below it beyond noise.", gain.high >= 0))
     text = (
         "Final scores on the pooled test set. Of a perplexity lower is better; a positive difference always says that "
         f"the rule is better.\n\n{_scores_and_gains(view, 'natural')}"

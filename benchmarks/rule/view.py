@@ -1,5 +1,6 @@
 """Records of a section as the tables need them: scores by federation and method, paired differences, the best rival."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -121,8 +122,10 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean ± standard deviation; a dash for nothing."""
     if not values:
         return "–"
-    if len(values) == 1 or not all(abs(value) < float("inf") for value in values):
-        return f"{fmean(values):.{digits}f}"
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
