@@ -1,4 +1,4 @@
-"""`python -m benchmarks engine|schedules|device`: measure, show what came out, and write it as a page."""
+"""`python -m benchmarks engine|schedules|device|rule`: measure, show what came out, and write it as a page."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +85,43 @@ def device(
     with _progress() as log:
         found = measure_device(env or DIGITS, device, repeats, log)
     _present(found, device_page(found), page, output)
+
+
+@app.command(
+    "rule", epilog="Example: python -m benchmarks rule --rule rule.safetensors --out docs/results/rule --processes 16"
+)
+def evaluate_rule(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The page's folder; records are in it.")],
+    rule: Annotated[str | None, typer.Option("--rule", metavar="FILE|NAME", help="The pre-trained rule.")] = None,
+    only: Annotated[str, typer.Option("--only", metavar="SECTION,…", help="By default all sections.")] = "",
+    processes: Annotated[int, typer.Option("--processes", min=1, help="How many runs are made at a time.")] = 1,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials of every federation.")] = None,
+    federations: Annotated[
+        int | None, typer.Option("--federations", min=1, help="How many are drawn, where they are drawn by number.")
+    ] = None,
+    merge: Annotated[
+        list[Path] | None, typer.Option("--merge", metavar="DIR", help="Take in records of another folder first.")
+    ] = None,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records there are.")] = False,
+) -> None:
+    """A pre-trained rule beside rivals with tuned server steps; a later call makes the runs that are missing."""
+    from benchmarks.rule.evaluate import Amounts, evaluate
+    from benchmarks.rule.page import write_page
+    from benchmarks.rule.records import Records
+    from fedunfold.cli import console
+    from fedunfold.io.atomic import FolderLock
+
+    if rule is None and not page:
+        raise InputError("--rule is missing; give the rule's file or name, or --page for the page alone.")
+    (out / "records").mkdir(parents=True, exist_ok=True)
+    with FolderLock(out / "records"):
+        Records(out / "records").merge(merge or ())
+        if rule is None or page:
+            write_page(out)
+        else:
+            named = [name for name in only.split(",") if name]
+            evaluate(rule, out, named, processes, Amounts(trials, federations), console.err.print)
+    console.say(f"{out / 'README.md'}")
 
 
 @contextmanager

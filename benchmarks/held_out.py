@@ -100,7 +100,7 @@ def held_out(number: int) -> tuple[str, Environment]:
     rng = generator(0, "benchmarks", "held-out", number)
     data = ORDER[number % len(ORDER)]
     small = data in SMALL
-    found = _boxes(rng) if data == "boxes" else _loaded(data)
+    found = _boxes(rng) if data == "boxes" else loaded(data)
     classes = 1 + int(max(found.y_train.max(), found.y_test.max()))
     tested = rng.permutation(len(found.y_test))[:TEST_ROWS]
     sampled = not small and rng.random() < 1 / 3
@@ -169,7 +169,7 @@ def _boxes(rng: np.random.Generator) -> Dataset:
 
 
 @cache
-def _loaded(name: str) -> Dataset:
+def loaded(name: str) -> Dataset:
     """Data of a file, once for every process."""
     if name == "fashion-mnist":
         return load_fashion_mnist()

@@ -23,6 +23,9 @@ CASES = {
 METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold", "fedavg-budget")
 SUMMARY = ("fedavg", "duw-fedavg", "fedunfold", "fedavg-budget")
 TITLES = {"fedavg-budget": "fedavg, more rounds"}
+RULE = DOCS / "results" / "rule"
+DECISIONS = ("rule without weights", "rule without s", "rule without β", "rule without weights s β")
+NOT_RUN = "Not measured yet: `python -m benchmarks rule --rule FILE --out docs/results/rule --only ablation`.\n"
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
 
 
@@ -63,6 +66,47 @@ def remembering() -> str:
     return _markdown(rows)
 
 
+def rule_features() -> str:
+    """What a pre-trained rule loses without each thing that it sees."""
+    return _ahead({name: found for name, found in _ablation().items() if name not in ("fedavg", *DECISIONS)})
+
+
+def rule_decisions() -> str:
+    """What it loses without parts of its decision, and what it gains over FedAvg."""
+    return _ahead({name: found for name, found in _ablation().items() if name in ("fedavg", *DECISIONS)})
+
+
+def rule_figures() -> str:
+    """The figures of what it decides, where they were drawn."""
+    shown = {
+        "weights-by-feature.png": "log(Θ/p) of one client against each of its features",
+        "step-by-feature.png": "s against spread and progress",
+    }
+    made = [f"![{title}](results/rule/{name})\n" for name, title in shown.items() if (RULE / name).exists()]
+    return "\n".join(made) or NOT_RUN
+
+
+def _ablation() -> dict[str, list[float | None]]:
+    """By method, how far the complete rule is ahead of it: mean, low and high end of the 95 % interval."""
+    file = RULE / "summary.json"
+    if not file.exists():
+        return {}
+    sections = json.loads(file.read_text(encoding="utf-8"))["sections"]
+    found: dict[str, list[float | None]] = sections.get("ablation", {}).get("numbers", {})
+    return found
+
+
+def _ahead(found: dict[str, list[float | None]]) -> str:
+    if not found:
+        return NOT_RUN
+    rows = [["without", "the complete rule is ahead by, in points", "95 % interval"], ["---", "---:", "---:"]]
+    for name, (mean, low, high) in found.items():
+        bounds = "–" if low is None or high is None else f"{low:+.2f} to {high:+.2f}"
+        what = "the rule: FedAvg" if name == "fedavg" else " and ".join(name.removeprefix("rule without ").split())
+        rows.append([what, "–" if mean is None else f"{mean:+.2f}", bounds])
+    return _markdown(rows)
+
+
 def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -71,6 +115,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracies": accuracies,
     "summary": partial(accuracies, SUMMARY),
     "remembering": remembering,
+    "rule_features": rule_features,
+    "rule_decisions": rule_decisions,
+    "rule_figures": rule_figures,
 }
 
 

@@ -225,6 +225,8 @@ def test_numbers_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> No
         assert "| dogs-b |" in page
         assert filled(page) == page
         assert filled(page.replace("| mnist-2 |", "| mnist-9 |")) == page
+    page = text_of(ROOT / "docs" / "what-unfolding-learned.md")
+    assert filled(page) == page
 
 
 def test_the_readme_is_at_most_two_screens() -> None:

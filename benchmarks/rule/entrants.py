@@ -1,0 +1,153 @@
+"""The methods of the evaluation: rivals with the settings they come with or with chosen ones, and the rule."""
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.algorithm import Absent, Algorithm
+from fedunfold.core.errors import InputError
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.core.parts import SERVER_OPTIMIZERS, RoundDecision
+from fedunfold.io.atomic import is_plain_file
+from fedunfold.io.safetensors import UNREADABLE, read_tensors
+from fedunfold.pretraining.learner import _parsed
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
+from fedunfold.rules.rule import State, describe_rule
+from fedunfold.rules.unfolded import Decided, UnfoldedRule, joined
+from fedunfold.training.methods import Method, changed, method
+
+RULE = "rule"
+FEATURES = (*CLIENT_FEATURES, *ROUND_FEATURES)
+PARTS = ("weights", "s", "β")
+"""What a rule decides, in the order it is named in."""
+NEUTRAL = {"progress": -1.0}
+"""What a feature is where it is not known; 0 for all others."""
+
+
+@cache
+def load_rule(name: str) -> tuple[UnfoldedRule, Algorithm]:
+    """The rule of a file and what it was learned for.
+
+    Args:
+        name: The checkpoint of a pre-training.
+
+    Raises:
+        InputError: There is none, or it holds no rule.
+    """
+    path = Path(name)
+    if not is_plain_file(path):
+        raise InputError(f"there is no rule {name}; give the file that pre-training wrote.")
+    try:
+        tensors, metadata = read_tensors(path, "pt")
+        header = json.loads(metadata["fedunfold"])
+        server = SERVER_OPTIMIZERS.parse(header["identity"]["server"])
+        progress = _parsed(tensors, header["about"])
+    except UNREADABLE as error:
+        raise InputError(f"{name} is damaged or no checkpoint of a pre-training ({error}); make it again.") from error
+    return progress.rule, Algorithm(server=server, absent="remember")
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method, in plain values.
+
+    Attributes:
+        label: What it is called in tables.
+        base: A method's name, or `RULE`.
+        server: Another server optimiser than the method's, described as `name:key=value,…`.
+        absent: What becomes of absent clients; the rule brings its own.
+        rule: The rule's file or name.
+        without: A feature that the rule does not see, or parts of its decision that it does not take, joined by " ".
+    """
+
+    label: str
+    base: str
+    server: str | None = None
+    absent: Absent = "drop"
+    rule: str = ""
+    without: str = ""
+
+    @property
+    def setting(self) -> str:
+        """What it is run with: a record with another one is of another method."""
+        if self.base != RULE:
+            return " ".join(filter(None, (self.base, self.server, self.absent)))
+        rule, algorithm = load_rule(self.rule)
+        server = ",".join(f"{name}={value}" for name, value in algorithm.server.describe().items())
+        return " ".join([str(describe_rule(rule)["parameters"])[:16], server, algorithm.absent, self.without]).strip()
+
+    def method(self) -> Method:
+        """It, ready to run; a rule is not told T yet."""
+        if self.base != RULE:
+            return changed(method(self.base), server=self.server, absent=self.absent)
+        rule, algorithm = load_rule(self.rule)
+        return Method(self.label, algorithm, Ablated.of(rule, self.without) if self.without else rule)
+
+
+@dataclass(frozen=True, eq=False)
+class Ablated(UnfoldedRule):
+    """A rule that lacks something.
+
+    Attributes:
+        without: A feature, which then has its neutral value whatever the round is and does not count as out of range;
+            or parts of the decision, joined by " ", which are then FedAvg's.
+    """
+
+    without: str = ""
+
+    @classmethod
+    def of(cls, rule: UnfoldedRule, without: str) -> Self:
+        """The rule without it."""
+        if unknown := set(without.split()) - {*FEATURES, *PARTS}:
+            raise InputError(f"a rule has no '{unknown.pop()}'; choose among {', '.join((*FEATURES, *PARTS))}.")
+        parts = {field.name: getattr(rule, field.name) for field in fields(rule) if field.init}
+        if without in FEATURES and rule.ranges is not None:
+            parts["ranges"] = rule.ranges.clone()
+            parts["ranges"][:, FEATURES.index(without)] = torch.tensor([-torch.inf, torch.inf])
+        return cls(**parts, without=without)
+
+    def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
+        decided, lacking = super().decide(self._blind(found), num_clients), self.without.split()
+        weights, momentum = decided.weights, decided.momentum
+        s = decided.step / (1 - momentum)
+        if "weights" in lacking:
+            weights = found.shares.new_zeros(num_clients).index_add(0, found.clients, found.shares)
+        if "s" in lacking:
+            s = torch.ones_like(s)
+        if "β" in lacking:
+            momentum = torch.zeros_like(momentum)
+        return Decided(weights, s * (1 - momentum), momentum)
+
+    def _blind(self, found: RoundFeatures) -> RoundFeatures:
+        if self.without not in FEATURES:
+            return found
+        of_clients, of_round = found.of_clients.clone(), found.of_round.clone()
+        column, own = FEATURES.index(self.without), len(CLIENT_FEATURES)
+        seen, place = (of_clients, column) if column < own else (of_round, column - own)
+        seen[..., place] = NEUTRAL.get(self.without, 0.0)
+        return RoundFeatures(found.clients, found.shares, of_clients, of_round, found.state)
+
+
+class Noticing:
+    """A rule of which every value of a feature that it reads is noted."""
+
+    def __init__(self, rule: UnfoldedRule) -> None:
+        self._rule = rule
+        self.name, self.required_metrics = rule.name, rule.required_metrics
+        self._met: list[Tensor] = []
+
+    def __call__(self, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
+        if len(report.entering.clients):
+            self._met.append(joined(self._rule.read(report, state)))
+        return self._rule(report, state)
+
+    def summary(self) -> dict[str, list[float]]:
+        """Mean, 5th and 95th percentile of every feature."""
+        met = torch.cat(self._met)
+        found = {"mean": met.mean(0), "low": met.quantile(0.05, 0), "high": met.quantile(0.95, 0)}
+        return {name: [round(value, 4) for value in values.tolist()] for name, values in found.items()}
