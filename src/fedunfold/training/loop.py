@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.absent import with_memory
 from fedunfold.aggregation.screening import filter_updates
-from fedunfold.aggregation.server_round import ServerState, aggregate
+from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
@@ -152,7 +151,7 @@ def _next_round(
         for (report, _), state in zip(arrived, states, strict=True)
     ]
     reports = [
-        with_memory(found.report, algorithm.absent, state.server.memory)
+        with_past(found.report, algorithm.absent, state.server)
         for found, state in zip(filtered, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
