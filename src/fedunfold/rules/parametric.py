@@ -15,7 +15,7 @@ multiplied by exp(−e_k), and log s and β by exp(−e).
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ LOG_STEP = 2.0
 MOMENTUM = 0.9
 SCORE = 4.0
 """A client's weight changes by at most e^±4 against its share of the samples."""
-Kind = TypeVar("Kind", bound="ParametricRule")
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,14 @@ class ParametricRule(ABC):
         reported = frozenset[Metric]({"norm"} if "norms" in needs and "products" not in needs else ())
         object.__setattr__(self, "required_metrics", reported)
 
-    def with_horizon(self: Kind, rounds: int | None) -> Kind:
+    def with_horizon(self, rounds: int | None) -> Self:
         """The same for a run of T rounds."""
         return replace(self, horizon=rounds)
+
+    @classmethod
+    @abstractmethod
+    def initial(cls, width: int, seed: int) -> Self:
+        """As it is before pre-training."""
 
     @abstractmethod
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor]:
