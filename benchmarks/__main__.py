@@ -1,4 +1,4 @@
-"""`python -m benchmarks engine|schedules|device|rule`: measure, show what came out, and write it as a page."""
+"""`python -m benchmarks engine|schedules|device|rule|rule-overhead`: measure, show it, and write it as a page."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +33,9 @@ Page = Annotated[
 ]
 Environments = Annotated[
     list[str] | None, typer.Option("--env", metavar="ENV", help="By default digits-label-skew; may be given twice.")
+]
+Rules = Annotated[
+    list[str] | None, typer.Option("--rule", metavar="KIND", help="By default every kind; may be given twice.")
 ]
 Others = Annotated[
     list[str] | None,
@@ -122,6 +125,20 @@ def evaluate_rule(
             named = [name for name in only.split(",") if name]
             evaluate(rule, out, named, processes, Amounts(trials, federations), console.err.print)
     console.say(f"{out / 'README.md'}")
+
+
+@app.command(name="rule-overhead", epilog="Example: python -m benchmarks rule-overhead --rule formula --repeats 5")
+def rule_overhead(rule: Rules = None, repeats: Repeats = 3, page: Page = None, output: opt.Format = "text") -> None:
+    """What a rule with parameters adds to a round."""
+    from benchmarks.rule_overhead import measure_overhead, overhead_page
+    from fedunfold.rules.families import FAMILIES
+
+    if unknown := set(rule or ()) - set(FAMILIES):
+        raise InputError(f"--rule {min(unknown)}: choose among {', '.join(FAMILIES)}.")
+    chosen = [family for family in FAMILIES if not rule or family in rule]
+    with _progress() as log:
+        found = measure_overhead(chosen, repeats, log)
+    _present(found, overhead_page(found), page, output)
 
 
 @contextmanager

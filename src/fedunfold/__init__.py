@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
     from fedunfold.rules.fixed import fixed as fixed
+    from fedunfold.rules.formula import unfolded_formula as unfolded_formula
     from fedunfold.rules.learned import LearnedWeights as LearnedWeights
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
@@ -94,6 +95,7 @@ _HOMES = {
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
     "rules.fixed": ("fixed",),
+    "rules.formula": ("unfolded_formula",),
     "rules.learned": ("LearnedWeights",),
     "rules.rule": ("rule",),
     "rules.size": ("size",),

@@ -148,7 +148,7 @@ def test_a_function_becomes_a_rule_with_its_metrics(metrics: Any, monkeypatch: p
 
 
 def test_unknown_metrics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"needs 'lose', .* loss, start_loss, accuracy, gradients"):
+    with pytest.raises(InputError, match=r"needs 'lose', .* loss, start_loss, accuracy, norm, gradients"):
         rule("lose")(plain_function)  # type: ignore[arg-type]
     monkeypatch.setattr(plain_function, "required_metrics", "lose", raising=False)
     with pytest.raises(InputError, match="'plain_function' needs 'lose'"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,7 +69,9 @@ def test_features_by_hand() -> None:
     assert of_round == pytest.approx(expected)
 
     _, state = UnfoldedRule(initial_parameters(4, 0), 4)(report, None)
-    again = round_of(1, [[4, 0], [0, 4]], sizes=[30, 10], steps=[6, 2])
+    again = replace(
+        round_of(1, [[4, 0], [0, 4]], sizes=[30, 10], steps=[6, 2]), previous=torch.tensor([1.5, 0.5]).double()
+    )
     found = read_features(again, state, horizon=4)
     of_clients, of_round = named(found.of_clients, CLIENT_FEATURES), named(found.of_round, ROUND_FEATURES)
     assert of_clients["persistence"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])

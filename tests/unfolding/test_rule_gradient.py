@@ -12,9 +12,12 @@ from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.core.parts import OUTER_LOSSES, ServerOptimizer
 from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.rules.families import Family
 from fedunfold.rules.features import RoundFeatures
+from fedunfold.rules.formula import FormulaRule
+from fedunfold.rules.parametric import ParametricRule
 from fedunfold.rules.rule import State
-from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule
 from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.rule_gradient import rule_gradient
 from tests.support.unrolled import Unrolled
@@ -23,35 +26,52 @@ from tests.unfolding.test_gradients import RUN, SIZES, TOLERANCE, federation_of,
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")
 
 
-class Reading(UnfoldedRule):
+NOTED: dict[int, RoundFeatures] = {}
+
+
+class Noting:
     """Notes what it read in each round."""
 
     def read(self, report: ClientUpdates, state: State) -> RoundFeatures:
-        found = super().read(report, state)
+        found: RoundFeatures = super().read(report, state)  # type: ignore[misc]
         NOTED[report.round] = found
         return found
 
 
-NOTED: dict[int, RoundFeatures] = {}
+class Network(Noting, UnfoldedRule): ...
 
 
-def drawn_rule(horizon: int | None = 3) -> Reading:
+class Private(Noting, PrivateRule): ...
+
+
+class Formula(Noting, FormulaRule): ...
+
+
+KINDS: dict[Family, type[ParametricRule]] = {"network": Network, "private-network": Private, "formula": Formula}
+
+
+def drawn_rule(family: Family = "network") -> ParametricRule:
     """A rule far from FedAvg, whose momentum counts."""
     drawn = torch.Generator().manual_seed(5)
     params = {
         name: value + 0.5 * torch.randn(value.shape, generator=drawn, dtype=torch.float64)
-        for name, value in initial_parameters(6, 0).items()
+        for name, value in KINDS[family].initial(6, 0).params.items()
     }
-    return Reading(params, horizon)
+    return KINDS[family](params, horizon=3)
 
 
 def errors(
-    who: str, algorithm: Algorithm, outer: str, adjoint: AdjointKind, clients_per_round: int | None = None
+    who: str,
+    algorithm: Algorithm,
+    outer: str,
+    adjoint: AdjointKind,
+    clients_per_round: int | None = None,
+    family: Family = "network",
 ) -> dict[str, float]:
-    """The relative error of each parameter's gradient that does not vanish."""
+    """The relative error of each parameter's gradient."""
     env = federation_of((5,), who).replace(clients_per_round=clients_per_round)
     federation = SimulatedFederation(env, dtype=torch.float64)
-    rule = drawn_rule()
+    rule = drawn_rule(family)
     NOTED.clear()
     ours = rule_gradient(federation, rule, env.rounds, algorithm, OUTER_LOSSES.make(outer), adjoint, RUN)
     params = {name: value.clone().requires_grad_() for name, value in rule.params.items()}
@@ -78,8 +98,20 @@ def errors(
     loss = unrolled(torch.stack(weights), torch.stack(steps), federation.initial_model(RUN), RUN)
     assert ours.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     expected = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
-    assert all(float(value.norm()) > 1e-9 for value in expected.values()), "a vanishing gradient proves nothing"
-    return {name: float((ours.gradient[name] - value).norm() / value.norm()) for name, value in expected.items()}
+    idle = idle_exponents(rule)
+    assert all(float(ours.gradient[name].abs()) < 1e-12 for name in idle)
+    kept = {name: value for name, value in expected.items() if name not in idle}
+    assert all(float(value.norm()) > 1e-9 for value in kept.values()), "a vanishing gradient proves nothing"
+    return {name: float((ours.gradient[name] - value).norm() / value.norm()) for name, value in kept.items()}
+
+
+def idle_exponents(rule: ParametricRule) -> set[str]:
+    """Those of a formula that decide nothing: of what is alike for all clients in every round, as staleness is where
+    absent clients do not count."""
+    if not isinstance(rule, FormulaRule):
+        return set()
+    apart = torch.stack([(found.of_clients - found.of_clients[0]).abs().amax(0) for found in NOTED.values()]).amax(0)
+    return {f"weight.{name}" for name, most in zip(rule.client_features, apart, strict=True) if float(most) < 1e-12}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +132,16 @@ def test_weights_step_and_momentum(adjoint: AdjointKind, absent: Absent, who: st
 def test_sampled_clients(adjoint: AdjointKind, absent: Absent) -> None:
     algorithm = Algorithm(absent=absent)
     assert max(errors("all", algorithm, "every-round", adjoint, clients_per_round=2).values()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", [server.sgd(), server.adam(0.05)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("adjoint", get_args(AdjointKind))
+@pytest.mark.parametrize("family", ["private-network", "formula"])
+def test_other_families(family: Family, adjoint: AdjointKind, absent: Absent, optimizer: ServerOptimizer) -> None:
+    algorithm = Algorithm(server=optimizer, absent=absent, step_sizes=(0.7, 1.6, 1.2))
+    found = errors("some", algorithm, "every-round", adjoint, family=family)
+    assert max(found.values()) <= TOLERANCE, found
 
 
 def test_momentum_changes_the_gradient() -> None:

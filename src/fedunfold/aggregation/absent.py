@@ -15,17 +15,19 @@ sampled for the round: a client that was not sampled is not absent, and has no p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedunfold.core.algorithm import Absent
-from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
+from fedunfold.core.messages import ClientUpdates, OpenSum, WeightedSum
 
 
 @dataclass(frozen=True)
 class RememberedUpdates:
-    """Last updates of clients by index, stacked only when needed: storing a round for later costs no second copy."""
+    """Last updates of clients by index, which are read one by one: a stack of them is a second copy, made only for those
+    who need one, and once."""
 
     memory: Mapping[int, Tensor]
     like: Tensor
@@ -35,19 +37,22 @@ class RememberedUpdates:
         """Indices of the clients they come from, [n]."""
         return torch.tensor(list(self.memory), dtype=torch.long)
 
-    @property
+    @cached_property
     def rows(self) -> Tensor:
         """m_k, [n, d]."""
         return torch.stack(list(self.memory.values())) if self.memory else self.like
 
     def weighted_sum(self, coefficients: Tensor) -> WeightedSum:
         """Their sum with coefficients c [K]."""
-        summed = OpenUpdates(self.clients, self.rows).weighted_sum(coefficients)
-        return OpenSum(summed.total, summed.clients, self)
+        total = self.like.new_zeros(self.like.shape[1])
+        for (_, row), c in zip(self.memory.items(), coefficients[self.clients].tolist(), strict=True):
+            total.add_(row, alpha=c)
+        # Without the stack: who stores the sum for a backward pass stores what is in it, too.
+        return OpenSum(total, self.clients, RememberedUpdates(self.memory, self.like))
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
-        return self.rows @ vector
+        return torch.stack([row @ vector for row in self.memory.values()]) if self.memory else self.like @ vector
 
 
 def with_memory(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> ClientUpdates:

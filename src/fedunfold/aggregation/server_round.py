@@ -1,13 +1,13 @@
 """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedunfold.aggregation.absent import RememberedUpdates, coefficients, eligible_clients, with_memory
-from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
 from fedunfold.core.parts import RoundDecision, RoundInfo, State
@@ -22,12 +22,14 @@ class ServerState:
         optimizer: The state of its optimiser.
         memory: Last updates of clients by index, under `remember`.
         direction: u^(t−1), for a rule that decides on a momentum; None before the first step.
+        mean: Σ_k α_k m_k of the last round that any update entered, for a rule that reads it; None before the first.
     """
 
     model: Tensor
     optimizer: State
     memory: Mapping[int, Tensor] = field(default_factory=dict)
     direction: Tensor | None = None
+    mean: Tensor | None = None
 
     @classmethod
     def start(cls, model: Tensor, algorithm: Algorithm) -> "ServerState":
@@ -37,28 +39,37 @@ class ServerState:
     def widened(self) -> "ServerState":
         """The same in double precision."""
         memory = {k: row.double() for k, row in self.memory.items()}
-        direction = None if self.direction is None else self.direction.double()
+        direction, mean = (None if part is None else part.double() for part in (self.direction, self.mean))
         optimizer = tuple(part.double() if part.is_floating_point() else part for part in self.optimizer)
-        return ServerState(self.model.double(), optimizer, memory, direction)
+        return ServerState(self.model.double(), optimizer, memory, direction, mean)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """All of it by name, for a checkpoint."""
         tensors = {"model": self.model} | {f"moment-{i}": moment for i, moment in enumerate(self.optimizer)}
         if self.direction is not None:
             tensors["direction"] = self.direction
+        if self.mean is not None and self.mean is not self.direction:
+            tensors["mean"] = self.mean
         return tensors | {f"update-{k}": update for k, update in self.memory.items()}
 
     @classmethod
     def from_tensors(cls, found: Mapping[str, Tensor], device: torch.device) -> "ServerState":
         """What `to_tensors` gave, among other tensors; ValueError where its vectors [d] of floats are not alike."""
-        names = [name for name in found if name in ("model", "direction") or name.startswith(("moment-", "update-"))]
+        single, several = ("model", "direction", "mean"), ("moment-", "update-")
+        names = [name for name in found if name in single or name.startswith(several)]
         own = {name: found[name].to(device) for name in names}
         model = own["model"]
         if not all(v.dim() == 1 and v.shape == model.shape and v.is_floating_point() for v in own.values()):
             raise ValueError("its vectors are not alike")
         moments = [own[f"moment-{i}"] for i in range(sum(name.startswith("moment-") for name in own))]
         memory = {int(name.removeprefix("update-")): t for name, t in own.items() if name.startswith("update-")}
-        return cls(model, tuple(moments), dict(sorted(memory.items())), own.get("direction"))
+        direction = own.get("direction")
+        return cls(model, tuple(moments), dict(sorted(memory.items())), direction, own.get("mean", direction))
+
+
+def with_past(report: ClientUpdates, absent: Absent, server: ServerState) -> ClientUpdates:
+    """The report as a rule gets it: with remembered updates, and the direction of the round before."""
+    return replace(with_memory(report, absent, server.memory), previous=server.mean)
 
 
 @dataclass(frozen=True)
@@ -143,5 +154,5 @@ def _aggregate(
         if isinstance(report.updates, OpenUpdates):
             fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
-    after = ServerState(model, optimizer, memory, direction)
+    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean)
     return after, Aggregated(participated, eligible, entered, direction, info)

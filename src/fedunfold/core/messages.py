@@ -16,7 +16,7 @@ from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
 from fedunfold.core.task import ACCURACY, PrimaryMetric
 
-Metric = Literal["loss", "start_loss", "accuracy", "gradients"]
+Metric = Literal["loss", "start_loss", "accuracy", "norm", "gradients"]
 AbsentLoss = Literal["evaluate", "skip"]
 
 
@@ -178,12 +178,14 @@ class ClientMetrics:
         loss: F_k, the sum of the minibatch losses met, [K]; NaN where a client reported nothing.
         start_loss: Mean loss on all of client k's data at w^(t), [K].
         accuracy: That of w_k on client k's own training data, a fraction, [K].
+        norm: ‖Δ_k‖ without buffers, [K].
         gradients: Sums of local gradients of the participating clients, [P, d].
     """
 
     loss: Tensor | None = None
     start_loss: Tensor | None = None
     accuracy: Tensor | None = None
+    norm: Tensor | None = None
     gradients: Tensor | None = None
 
 
@@ -228,6 +230,7 @@ class ClientUpdates:
         num_steps: τ_k, [K]; 0 where unknown or absent.
         updates: Δ_k = w_k − w^(t) of the P clients that participated.
         remembered: m_k of all clients that enter the round, where the server remembers updates of earlier rounds.
+        previous: Σ_k α_k m_k of the last round that any update entered, [d]; None before the first.
         cohort: Who was sampled for the round, [K]; by default everybody. Only one of the cohort can be absent.
         metrics: What the clients reported beside their updates.
         outer: What the round adds to the outer loss.
@@ -249,6 +252,7 @@ class ClientUpdates:
     num_steps: Tensor
     updates: UpdateSet = field(default_factory=lambda: OpenUpdates(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0)))
     remembered: UpdateSet | None = None
+    previous: Tensor | None = None
     cohort: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     metrics: ClientMetrics = ClientMetrics()
     outer: OuterTerms = OuterTerms()
@@ -287,14 +291,14 @@ class ClientUpdates:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
         metrics, gradients = self.metrics, self.metrics.gradients
-        reported = without(metrics.loss), without(metrics.start_loss), without(metrics.accuracy)
+        numbers = metrics.loss, metrics.start_loss, metrics.accuracy, metrics.norm
         own = None if gradients is None else gradients[accepted.to(gradients.device)]
         return replace(
             self,
             participated=participated,
             num_steps=torch.where(participated, self.num_steps, 0),
             updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(*reported, own),
+            metrics=ClientMetrics(*map(without, numbers), own),
             outer=outer,
         )
 

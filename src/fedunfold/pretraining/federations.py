@@ -14,9 +14,10 @@ from fedunfold.core.parts import OUTER_LOSSES, ServerOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
+from fedunfold.rules.families import FAMILIES, Family
+from fedunfold.rules.parametric import ParametricRule, joined
 from fedunfold.rules.rule import Decided, State, WeightingRule
 from fedunfold.rules.size import size
-from fedunfold.rules.unfolded import UnfoldedRule, joined
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.rule_gradient import rule_gradient
@@ -70,7 +71,12 @@ class _JudgedOnHeldOut(SimulatedFederation):
 
 
 def meta_gradient(
-    distribution: Distribution, number: int, params: Mapping[str, Tensor], adjoint: AdjointKind, server: ServerOptimizer
+    distribution: Distribution,
+    number: int,
+    params: Mapping[str, Tensor],
+    adjoint: AdjointKind,
+    server: ServerOptimizer,
+    family: Family = "network",
 ) -> MetaGradient:
     """Draw federation `number` and differentiate its loss through all rounds in φ."""
     drawn = distribution.draw(number)
@@ -81,7 +87,7 @@ def meta_gradient(
     scale = 1 / (rounds * federation.outer_loss([first])[0].loss)
     try:
         fedavg = scale * sum(test.loss for test in _fedavg(drawn, federation).evaluations)
-        found = rule_gradient(federation, _rule(drawn, params), rounds, algorithm, outer, adjoint, RUN)
+        found = rule_gradient(federation, _rule(drawn, params, family), rounds, algorithm, outer, adjoint, RUN)
     except DivergenceError:  # an unlucky draw: a learning rate that no server can cope with
         return MetaGradient(math.nan, math.nan, None)
     loss = scale * found.loss
@@ -91,12 +97,16 @@ def meta_gradient(
 
 
 def validate(
-    distribution: Distribution, number: int, params: Mapping[str, Tensor], server: ServerOptimizer
+    distribution: Distribution,
+    number: int,
+    params: Mapping[str, Tensor],
+    server: ServerOptimizer,
+    family: Family = "network",
 ) -> Gain | None:
     """How φ fares in a federation that is never learned on; None where a run diverges."""
     drawn = distribution.draw(number, "validation")
     federation = SimulatedFederation(drawn.environment)
-    noticing = _Noticing(_rule(drawn, params))
+    noticing = _Noticing(_rule(drawn, params, family))
     try:
         fedavg = _scores(_fedavg(drawn, federation))
         ours = _scores(_run(drawn, federation, noticing, Algorithm(server=server, absent=drawn.absent)))
@@ -110,7 +120,7 @@ def validate(
 class _Noticing:
     """A rule of which the range of every feature it reads is noted."""
 
-    def __init__(self, rule: UnfoldedRule) -> None:
+    def __init__(self, rule: ParametricRule) -> None:
         self._rule = rule
         self.name, self.required_metrics = rule.name, rule.required_metrics
         self.lowest: list[Tensor] = []
@@ -124,8 +134,8 @@ class _Noticing:
         return self._rule(report, state)
 
 
-def _rule(drawn: DrawnFederation, params: Mapping[str, Tensor]) -> UnfoldedRule:
-    return UnfoldedRule(params, drawn.environment.rounds if drawn.knows_horizon else None)
+def _rule(drawn: DrawnFederation, params: Mapping[str, Tensor], family: Family) -> ParametricRule:
+    return FAMILIES[family](params, drawn.environment.rounds if drawn.knows_horizon else None)
 
 
 def _fedavg(drawn: DrawnFederation, federation: SimulatedFederation) -> RunResult:

@@ -31,7 +31,8 @@ from fedunfold.core.threading import threads_for
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.pretraining.distribution import Distribution
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
-from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.rules.families import FAMILIES, Family
+from fedunfold.rules.parametric import ParametricRule
 from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.state import Adam
 from fedunfold.version import VERSION
@@ -44,6 +45,8 @@ class Pretraining(Settings):
     """How a rule is learned.
 
     Attributes:
+        family: A network, one for secure sums, which is best learned with `remembered` 0 in the distribution, or a
+            formula.
         steps: How often φ is updated.
         federations: B, how many federations each of these updates sees; every one is drawn once.
         lr: The learning rate at first; from a fifth of the steps on it falls linearly to 0.
@@ -59,7 +62,8 @@ class Pretraining(Settings):
         distribution: What federations are drawn from.
     """
 
-    steps: Count = 600
+    family: Family = "network"
+    steps: Count = 480
     federations: Count = 16
     lr: Positive = 0.008
     clip: Positive = 0.3
@@ -117,6 +121,7 @@ class Progress:
         validations: Those made.
         best: φ with the largest value.
         ranges: Of the features it met there, [2, F+G].
+        family: Of the rule.
     """
 
     params: Mapping[str, Tensor]
@@ -125,6 +130,7 @@ class Progress:
     validations: tuple[Validation, ...] = ()
     best: Mapping[str, Tensor] | None = None
     ranges: Tensor | None = None
+    family: Family = "network"
 
     @property
     def chosen(self) -> Validation:
@@ -132,12 +138,13 @@ class Progress:
         return max(self.validations, key=lambda made: made.value)
 
     @property
-    def rule(self) -> UnfoldedRule:
+    def rule(self) -> ParametricRule:
         """The rule with the best φ."""
         if self.best is None or self.ranges is None:
             raise FedunfoldError("no φ was validated yet; let it learn for longer.")
         widened = MARGIN * (self.ranges[1] - self.ranges[0])
-        return UnfoldedRule(self.best, ranges=torch.stack([self.ranges[0] - widened, self.ranges[1] + widened]))
+        ranges = torch.stack([self.ranges[0] - widened, self.ranges[1] + widened])
+        return FAMILIES[self.family](self.best, ranges=ranges)
 
 
 OnStep = Callable[[Progress], None]
@@ -169,7 +176,7 @@ def pretrain(
     progress, store = _start(settings), None
     if checkpoint is not None:
         store = Checkpoint(checkpoint, "pre-training", settings.model_dump(mode="json") | {"version": VERSION})
-        progress = store.load(_parsed) or progress
+        progress = store.load(partial(_parsed, settings.family)) or progress
     try:
         with _mapping(processes) as each:
             while not _finished(progress, settings):
@@ -193,8 +200,8 @@ def _server(settings: Pretraining) -> ServerOptimizer:
 
 
 def _start(settings: Pretraining) -> Progress:
-    params = initial_parameters(settings.width, settings.seed)
-    return Progress(params, Adam.start(_flat(params), (0.9, 0.99)))
+    params = FAMILIES[settings.family].initial(settings.width, settings.seed).params
+    return Progress(params, Adam.start(_flat(params), (0.9, 0.99)), family=settings.family)
 
 
 def _finished(progress: Progress, settings: Pretraining) -> bool:
@@ -206,7 +213,12 @@ def _finished(progress: Progress, settings: Pretraining) -> bool:
 def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     done, count = len(progress.losses), settings.federations
     one = partial(
-        meta_gradient, settings.distribution, params=progress.params, adjoint=settings.adjoint, server=_server(settings)
+        meta_gradient,
+        settings.distribution,
+        params=progress.params,
+        adjoint=settings.adjoint,
+        server=_server(settings),
+        family=settings.family,
     )
     found = [made for made in each(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
     total = torch.zeros_like(progress.optimizer.m)
@@ -222,7 +234,8 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
 
 
 def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress:
-    one = partial(validate, settings.distribution, params=progress.params, server=_server(settings))
+    common = {"server": _server(settings), "family": settings.family}
+    one = partial(validate, settings.distribution, params=progress.params, **common)
     gains = [gain for gain in each(one, range(settings.validation)) if gain is not None]
     if not gains:
         raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")
@@ -275,7 +288,7 @@ def _save(store: Checkpoint, progress: Progress) -> None:
     store.save(tensors, {"losses": list(progress.losses), "validations": made, "names": names})
 
 
-def _parsed(tensors: Tensors, about: Any) -> Progress:
+def _parsed(family: Family, tensors: Tensors, about: Any) -> Progress:
     losses, names = tuple(map(float, about["losses"])), about["names"]
     tensors = {name: value.clone() for name, value in tensors.items()}
     best = {name: tensors[f"best.{name}"] for name in names} if "ranges" in tensors else None
@@ -286,4 +299,5 @@ def _parsed(tensors: Tensors, about: Any) -> Progress:
         tuple(Validation(**made) for made in about["validations"]),
         best,
         tensors.get("ranges"),
+        family,
     )

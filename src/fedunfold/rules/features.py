@@ -1,36 +1,68 @@
 """What a rule with parameters reads of a round: a few numbers that have no scale, of each client and of the round.
 
-With m_k the updates that enter round t, p_k = N_k/ΣN over these clients, m̄ = Σ_k p_k m_k and ū the direction of the
-round before. Nothing depends on the model's size, the data's scale or the number of clients as such:
+With m_k the updates that enter round t, p_k = N_k/ΣN over these clients, m̄ = Σ_k p_k m_k, Θ_k the weights of the round
+before, ū its direction and ū' that of the one before it. Nothing depends on the model's size, the data's scale or the
+number of clients as such:
 
-| of a client | formula                              |   | of the round | formula                          |
-|-------------|--------------------------------------|---|--------------|----------------------------------|
-| size        | log(N_k / mean N)                    |   | spread       | log(Σ_k p_k ‖m_k‖² / ‖m̄‖²)      |
-| steps       | log(τ_k / mean τ)                    |   | turn         | cos(m̄, ū)                        |
-| norm        | log(‖m_k‖ / √mean ‖m‖²)              |   | growth       | log(‖m̄‖ / ‖m̄ of the round before‖) |
-| agreement   | cos(m_k, m̄)                          |   | progress     | t/T, or −1 where T is not known   |
-| redundancy  | log Σ_j p_j max(0, cos(m_k, m_j))    |   | age          | log(1 + t)                        |
-| persistence | cos(m_k, ū)                          |   | clients      | log of how many enter            |
-| presences   | log((1 + rounds seen) / mean)        |   | effort       | log of the mean number of steps  |
-| staleness   | log(1 + rounds since last seen)      |   |              |                                  |
+| of a client | formula                              | needs      |
+|-------------|--------------------------------------|------------|
+| size        | log(N_k / mean N)                    | counts     |
+| steps       | log(τ_k / mean τ)                    | counts     |
+| norm        | log(‖m_k‖ / √mean ‖m‖²)              | norms      |
+| agreement   | cos(m_k, m̄)                          | products   |
+| redundancy  | log Σ_j p_j max(0, cos(m_k, m_j))    | products   |
+| persistence | cos(m_k, ū)                          | norms, projection |
+| presences   | log((1 + rounds seen) / mean)        | counts     |
+| staleness   | log(1 + rounds since last seen)      | counts     |
 
-Redundancy is small for a client whose data nobody shares, and needs no label counts. A number that is not known counts
-as 0, the mean of a feature of clients.
+| of the round | formula                            | needs      |
+|--------------|------------------------------------|------------|
+| spread       | log(Σ_k p_k ‖m_k‖² / ‖m̄‖²)         | products   |
+| turn         | cos(m̄, ū)                          | products, projection |
+| growth       | log(‖m̄‖ / ‖m̄ of the round before‖) | products   |
+| last_spread  | log(Σ_k Θ_k ‖m_k‖² / ‖ū‖²)         | norms      |
+| last_turn    | cos(ū, ū')                         | aggregates |
+| last_growth  | log(‖ū‖ / ‖ū'‖)                    | aggregates |
+| progress     | t/T, or −1 where T is not known    | counts     |
+| age          | log(1 + t)                         | counts     |
+| clients      | log of how many enter              | counts     |
+| effort       | log of the mean number of steps    | counts     |
+
+Counts and the aggregates of rounds that are over are known to every server. Norms are a number that each client
+reports, a projection is its inner product with ū: a server of secure sums can have both. Products of all pairs need
+the updates themselves. Redundancy is small for a client whose data nobody shares, and needs no label counts. A number
+that is not known counts as 0, the mean of a feature of clients.
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.measurements import Measurements
 
-CLIENT_FEATURES = ("size", "steps", "norm", "agreement", "redundancy", "persistence", "presences", "staleness")
-ROUND_FEATURES = ("spread", "turn", "growth", "progress", "age", "clients", "effort")
+Need = Literal["norms", "projection", "aggregates", "products"]
+Value = TypeVar("Value", Tensor, float)
 LARGEST = 6.0
 """No feature is larger: e^6 = 400 is far for a ratio."""
+
+
+@dataclass(frozen=True)
+class Feature(Generic[Value]):
+    """A feature, of each client [n] or of the round.
+
+    Attributes:
+        read: Its formula.
+        needs: What it needs beside counts.
+    """
+
+    read: Callable[[Measurements], Value]
+    needs: frozenset[Need] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,6 +75,7 @@ class RoundFeatures:
         of_clients: The features of each, [n, F].
         of_round: Those of the round, [G].
         state: What the next round needs to know of this one and those before.
+        squares: ‖m_k‖², [n], where the next round needs Σ_k Θ_k ‖m_k‖².
     """
 
     clients: Tensor
@@ -50,82 +83,134 @@ class RoundFeatures:
     of_clients: Tensor
     of_round: Tensor
     state: dict[str, Any]
+    squares: Tensor | None = None
 
 
-def read_features(report: ClientUpdates, state: dict[str, Any] | None, horizon: int | None) -> RoundFeatures:
+def _agreement(round_: Measurements) -> Tensor:
+    return _ratio(round_.to_mean, round_.norms.clamp(min=1e-30) * round_.mean_norm)
+
+
+def _redundancy(round_: Measurements) -> Tensor:
+    safe = round_.norms.clamp(min=1e-30)
+    cosines = (round_.products / safe / safe[:, None]).clamp(0, 1)
+    return (cosines @ round_.shares).clamp(min=1e-6).log()
+
+
+def _persistence(round_: Measurements) -> Tensor:
+    return _ratio(round_.along.nan_to_num(0.0), round_.norms.clamp(min=1e-30) * round_.previous_norm)
+
+
+def _spread(round_: Measurements) -> float:
+    return _log_ratio(float(round_.shares @ round_.norms.square()), round_.mean_square)
+
+
+def _turn(round_: Measurements) -> float:
+    return _cosine(float(round_.shares @ round_.along), round_.mean_norm * round_.previous_norm)
+
+
+def _growth(round_: Measurements) -> float:
+    return 0.0 if round_.previous is None else _log_ratio(round_.mean_norm, round_.known.get("norm", 0.0))
+
+
+def _last_spread(round_: Measurements) -> float:
+    return _log_ratio(round_.known.get("square", 0.0), round_.previous_norm**2)
+
+
+def _last_turn(round_: Measurements) -> float:
+    if round_.previous is None or round_.before is None:
+        return 0.0
+    return _cosine(float(round_.previous @ round_.before), round_.previous_norm * float(round_.before.norm()))
+
+
+def _last_growth(round_: Measurements) -> float:
+    return 0.0 if round_.before is None else _log_ratio(round_.previous_norm, float(round_.before.norm()))
+
+
+def _progress(round_: Measurements) -> float:
+    return -1.0 if round_.horizon is None else min(1.0, round_.report.round / round_.horizon)
+
+
+def _effort(round_: Measurements) -> float:
+    return math.log(max(1.0, float(round_.past[:, 2].mean()))) if len(round_.past) else 0.0
+
+
+_PRODUCTS = frozenset[Need]({"products"})
+OF_CLIENTS: dict[str, Feature[Tensor]] = {
+    "size": Feature(lambda round_: _relative(round_.sizes)),
+    "steps": Feature(lambda round_: _relative(round_.past[:, 2])),
+    "norm": Feature(lambda round_: _relative(round_.norms.square()) / 2, frozenset({"norms"})),
+    "agreement": Feature(_agreement, _PRODUCTS),
+    "redundancy": Feature(_redundancy, _PRODUCTS),
+    "persistence": Feature(_persistence, frozenset({"norms", "projection"})),
+    "presences": Feature(lambda round_: _relative(1 + round_.past[:, 0])),
+    "staleness": Feature(lambda round_: torch.log1p(round_.report.round - round_.past[:, 1])),
+}
+OF_ROUND: dict[str, Feature[float]] = {
+    "spread": Feature(_spread, _PRODUCTS),
+    "turn": Feature(_turn, frozenset({"products", "projection"})),
+    "growth": Feature(_growth, _PRODUCTS),
+    "last_spread": Feature(_last_spread, frozenset({"norms"})),
+    "last_turn": Feature(_last_turn, frozenset({"aggregates"})),
+    "last_growth": Feature(_last_growth, frozenset({"aggregates"})),
+    "progress": Feature(_progress),
+    "age": Feature(lambda round_: math.log1p(round_.report.round)),
+    "clients": Feature(lambda round_: math.log(max(1, len(round_.clients)))),
+    "effort": Feature(_effort),
+}
+CLIENT_FEATURES = ("size", "steps", "norm", "agreement", "redundancy", "persistence", "presences", "staleness")
+ROUND_FEATURES = ("spread", "turn", "growth", "progress", "age", "clients", "effort")
+"""What a rule reads that sees single updates."""
+PRIVATE_CLIENT_FEATURES = ("size", "steps", "norm", "persistence", "presences", "staleness")
+PRIVATE_ROUND_FEATURES = ("last_spread", "last_turn", "last_growth", "progress", "age", "clients", "effort")
+"""What a rule reads that works with secure sums: single numbers of clients, and aggregates."""
+
+
+def needs_of(client_features: Iterable[str], round_features: Iterable[str]) -> frozenset[Need]:
+    """What has to be measured for some features.
+
+    >>> sorted(needs_of(PRIVATE_CLIENT_FEATURES, PRIVATE_ROUND_FEATURES))
+    ['aggregates', 'norms', 'projection']
+    """
+    known = (client_features, OF_CLIENTS, "clients"), (round_features, OF_ROUND, "the round")
+    found = frozenset[Need]()
+    for names, features, whose in known:
+        for name in names:
+            if name not in features:
+                raise InputError(f"there is no feature '{name}' of {whose}; choose among {', '.join(features)}.")
+            found |= features[name].needs
+    return found
+
+
+def read_features(
+    report: ClientUpdates,
+    state: dict[str, Any] | None,
+    horizon: int | None,
+    client_features: Sequence[str] = CLIENT_FEATURES,
+    round_features: Sequence[str] = ROUND_FEATURES,
+) -> RoundFeatures:
     """The features of a round.
 
     Args:
         report: What clients sent.
         state: What was returned for the round before; None in the first.
         horizon: T, where it is known.
+        client_features: Which are wanted of each client.
+        round_features: Which are wanted of the round.
     """
-    known = state or {"seen": {}, "previous": None, "norm": 0.0}
-    updates, t = report.entering, report.round
-    clients = updates.clients.cpu()
-    steps = report.num_steps.cpu().double()
-    seen: dict[str, list[float]] = dict(known["seen"])  # client id -> [rounds seen, last round, steps then]
-    for k in torch.nonzero(report.participated.cpu()).flatten().tolist():
-        count = seen.get(report.client_ids[k], [0.0])[0]
-        seen[report.client_ids[k]] = [count + 1.0, float(t), float(steps[k])]
-    past = torch.tensor(
-        [seen.get(report.client_ids[k], [0.0, float(t), 0.0]) for k in clients.tolist()], dtype=torch.float64
-    ).reshape(-1, 3)
-    sizes = report.num_examples.cpu().double()[clients]
-    shares = sizes / sizes.sum()
-    rows = report.layout.params(updates.rows)
-    previous: Tensor | None = known["previous"]
-    gram, along = _products(rows, previous)
-    norms = gram.diagonal().clamp(min=0).sqrt()
-    to_mean = gram @ shares
-    mean_square = float(shares @ to_mean)
-    mean_norm = math.sqrt(max(mean_square, 0.0))
-    safe = norms.clamp(min=1e-30)
-    cosines = (gram / safe / safe[:, None]).clamp(0, 1)
-    redundancy = (cosines @ shares).clamp(min=1e-6).log()
-    agreement = _ratio(to_mean, safe * mean_norm)
-    turn = growth = 0.0
-    persistence = torch.zeros_like(norms)
-    if previous is not None:
-        before = float(previous.norm())
-        persistence = _ratio(along, safe * before)
-        turn = float(_ratio(shares @ along, torch.tensor(mean_norm * before)))
-        growth = _log_ratio(mean_norm, known["norm"])
-    of_clients = torch.stack(
-        [
-            _relative(sizes),
-            _relative(past[:, 2]),
-            _relative(norms.square()) / 2,
-            agreement,
-            redundancy,
-            persistence,
-            _relative(1 + past[:, 0]),
-            torch.log1p(t - past[:, 1]),
-        ],
-        1,
-    )
-    effort = past[:, 2]
-    of_round = torch.tensor(
-        [
-            _log_ratio(float(shares @ norms.square()), mean_square),
-            turn,
-            growth,
-            -1.0 if horizon is None else min(1.0, t / horizon),
-            math.log1p(t),
-            math.log(max(1, len(clients))),
-            math.log(max(1.0, float(effort.mean()))) if len(effort) else 0.0,
-        ],
-        dtype=torch.float64,
-    )
+    round_ = Measurements(report, state or {}, horizon)
+    needs = needs_of(client_features, round_features)
+    of_clients = torch.stack([OF_CLIENTS[name].read(round_) for name in client_features], 1)
+    of_round = torch.tensor([OF_ROUND[name].read(round_) for name in round_features], dtype=torch.float64)
+    after: dict[str, Any] = {"seen": round_.seen}
+    if "products" in needs:
+        after["norm"] = round_.mean_norm
+        if round_.sketches is not None and report.remembered is not None:
+            after["sketches"] = vars(round_.sketches)
+    if "aggregates" in needs and round_.previous is not None:
+        after["before"] = round_.previous
+    squares = round_.norms.square() if "last_spread" in round_features else None
     bounded = of_clients.clamp(-LARGEST, LARGEST), of_round.clamp(-LARGEST, LARGEST)
-    return RoundFeatures(clients, shares, *bounded, {"seen": seen, "previous": previous, "norm": mean_norm})
-
-
-def _products(rows: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
-    """⟨m_j, m_k⟩, [n, n], and ⟨m_k, ū⟩, [n]; only these leave the device."""
-    gram = (rows @ rows.T).cpu().double()
-    along = torch.zeros(len(rows), dtype=torch.float64) if previous is None else (rows @ previous).cpu().double()
-    return gram, along
+    return RoundFeatures(round_.clients, round_.shares, *bounded, after, squares)
 
 
 def _relative(values: Tensor) -> Tensor:
@@ -136,6 +221,10 @@ def _relative(values: Tensor) -> Tensor:
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below > 1e-30, above / below.clamp(min=1e-30), 0.0).clamp(-1, 1)
+
+
+def _cosine(above: float, below: float) -> float:
+    return max(-1.0, min(1.0, above / below)) if below > 1e-30 else 0.0
 
 
 def _log_ratio(above: float, below: float) -> float:

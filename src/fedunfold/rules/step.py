@@ -60,7 +60,7 @@ def step(
     >>> update[0].tolist(), decision.weights.tolist(), state["round"]
     ([0.75, 1.0], [0.75, 0.25], 0)
     """
-    known = state or {"round": -1, "direction": None, "rule": None}
+    known = {"round": -1, "direction": None, "previous": None, "rule": None} | (state or {})
     t = int(known["round"]) + 1 if round is None else round
     names = tuple(map(str, range(len(updates)) if client_ids is None else client_ids))
     reported: Mapping[Metric, Sequence[float]] = metrics or {}
@@ -83,15 +83,17 @@ def step(
         participated=everybody,
         num_steps=torch.tensor([0] * len(names) if num_steps is None else list(num_steps)),
         updates=OpenUpdates(torch.arange(len(names)), torch.from_numpy(rows)),
+        previous=_tensors(known["previous"]),
         metrics=_metrics(rule, reported, rows, t),
     )
     decision, remembered = decide(rule, report, _tensors(known["rule"]))
-    direction = decision.step * (decision.weights.numpy() @ rows)
+    mean = decision.weights.numpy() @ rows
+    if known["previous"] is not None and len(known["previous"]) != len(mean):
+        raise InputError(f"round {t}: updates have another size than those that the state is of; start without it.")
+    direction = decision.step * mean
     if decision.momentum and known["direction"] is not None:
-        if len(known["direction"]) != len(direction):
-            raise InputError(f"round {t}: updates have another size than those that the state is of; start without it.")
         direction = direction + decision.momentum * known["direction"]
-    after = {"round": t, "direction": direction, "rule": _without_tensors(remembered)}
+    after = {"round": t, "direction": direction, "previous": mean, "rule": _without_tensors(remembered)}
     return _split(direction, clients[0]), replace(decision, weights=decision.weights.clone()), after
 
 
@@ -128,11 +130,14 @@ def _metrics(
     rule: WeightingRule, given: Mapping[Metric, Sequence[float]], rows: NDArray[np.float64], t: int
 ) -> ClientMetrics:
     """What the rule reads; sums of gradients are −Δ up to the learning rate, which all clients share."""
-    if missing := sorted(rule.required_metrics - {"gradients"} - set(given)):
+    if missing := sorted(rule.required_metrics - {"gradients", "norm"} - set(given)):
         raise InputError(f"round {t}: rule '{rule.name}' needs metrics with '{missing[0]}' of every client.")
     read = requested_metrics(rule)
     found = {name: torch.tensor(list(values)).double() for name, values in given.items() if name in read}
-    return ClientMetrics(**found, gradients=torch.from_numpy(-rows) if "gradients" in read else None)
+    updates = torch.from_numpy(rows)
+    if "norm" in read:
+        found["norm"] = updates.norm(dim=1)
+    return ClientMetrics(**found, gradients=-updates if "gradients" in read else None)
 
 
 def _split(direction: NDArray[np.float64], like: list[NDArray[Any]]) -> list[NDArray[Any]]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from fedunfold.aggregation.absent import with_memory
 from fedunfold.aggregation.screening import filter_updates
-from fedunfold.aggregation.server_round import ServerState, aggregate
+from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
@@ -137,8 +136,7 @@ def _next_round(
         for (report, _), state in zip(arrived, states, strict=True)
     ]
     reports = [
-        with_memory(found.report, algorithm.absent, state.server.memory)
-        for found, state in zip(filtered, states, strict=True)
+        with_past(found.report, algorithm.absent, state.server) for found, state in zip(filtered, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
     servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)

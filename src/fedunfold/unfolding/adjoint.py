@@ -26,9 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedunfold.aggregation.absent import coefficients, with_memory
+from fedunfold.aggregation.absent import coefficients
 from fedunfold.aggregation.screening import filter_updates
-from fedunfold.aggregation.server_round import ServerState, aggregate
+from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.federation import Federation
@@ -215,7 +215,7 @@ def _forward_round(
     reports, decisions = [], []
     for now, trained in zip(passes, federation.train(requests), strict=True):
         found = filter_updates(trained, algorithm.filter, now.log_norms, normalized=algorithm.local.normalized)
-        report = with_memory(found.report, algorithm.absent, now.server.memory)
+        report = with_past(found.report, algorithm.absent, now.server)
         reports.append(report)
         now.log_norms.append(found.log_norms)
         now.rejected += found.rejected

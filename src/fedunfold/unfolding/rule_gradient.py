@@ -14,9 +14,9 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.core.parts import OuterLoss, RoundDecision
+from fedunfold.rules.parametric import Decided, ParametricRule
 from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
-from fedunfold.rules.unfolded import Decided, UnfoldedRule
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_decisions
 
 
@@ -37,7 +37,7 @@ class RuleGradient:
 
 def rule_gradient(
     federation: Federation,
-    rule: UnfoldedRule,
+    rule: ParametricRule,
     rounds: int,
     algorithm: Algorithm,
     outer: OuterLoss,
@@ -68,7 +68,7 @@ def rule_gradient(
         found = learned.read(report, state)
         with torch.enable_grad():
             decided = decisions[report.round] = learned.decide(found, len(report.client_ids))
-        return learned.settled(decided, found, report)
+        return learned.settled(decided, found)
 
     (result,) = unroll_decisions(
         *(federation, decide, rounds, algorithm, outer, adjoint),

@@ -1,5 +1,6 @@
 """Secure aggregation: the open federation's numbers, and a server that gets sums and single numbers alone."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from fedunfold.engines.flower.wire import read_instruction
 from fedunfold.local import nova, prox
 from fedunfold.rules import dr, fedadp, fedfa, fixed, size, uniform
 from fedunfold.rules.rule import WeightingRule
+from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
 from fedunfold.server import adam
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
@@ -321,8 +323,42 @@ def test_single_updates_are_refused() -> None:
     assert report.updates.clients.tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(InputError, match="no update of a single client; use their weighted sum"):
         _ = report.updates.rows
-    with pytest.raises(InputError, match="take those of their weighted sum"):
-        report.updates.inner_products(model)
+    with pytest.raises(InputError, match="no update of a single client; use their weighted sum"):
+        UnfoldedRule(initial_parameters(4, 0))(report, None)
+
+
+def test_inner_products_before_a_sum() -> None:
+    """Each client's own number; NaN of one that does not answer."""
+    env = five()
+    here, there = simulated(env), secure(env, gone("b", "inner_products", 0))
+    model = here.initial_model("trial-0")
+    request = Algorithm().request("trial-0", 0, model)
+    (opened,), (kept,) = here.train([request]), there.train([request])
+    expected = opened.updates.inner_products(model)
+    expected[1] = torch.nan
+    torch.testing.assert_close(kept.updates.inner_products(model), expected, equal_nan=True, **TOLERANCE)
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop"])
+def test_a_private_rule(absent: Any) -> None:
+    """What it decides of norms, projections and aggregates is what it decides in the simulation."""
+    env = five(participation_probability=0.8, seed=3)
+    drawn = torch.Generator().manual_seed(2)
+    params = {
+        name: value + torch.randn(value.shape, generator=drawn, dtype=torch.float64)
+        for name, value in PrivateRule.initial(6, 0).params.items()
+    }
+    rule, algorithm, grid = PrivateRule(params, horizon=4), Algorithm(nova(), absent=absent), Flaky(env)
+    clients = federation_from_environment(grid, env, dtype=torch.float64, secure_aggregation=True)
+    here, there = (run_rounds(f, rule, 4, algorithm=algorithm)[0] for f in (simulated(env), clients))
+    sizes = torch.tensor(list(SIZES.values())) / sum(SIZES.values())
+    assert float((here.weights[-1] - sizes).abs().max()) > 0.01
+    torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
+    torch.testing.assert_close(there.model, here.model, **TOLERANCE)
+    # Of every client that participates, and after the first round, one number and one part of one sum.
+    kinds = Counter(message.metadata.message_type for message, _ in grid.received)
+    rounds = here.participated.sum(1)
+    assert kinds["query.mask"] == rounds.sum() and kinds["query.inner_products"] == rounds[1:].sum()
 
 
 def test_a_secure_client_answers_no_open_message(caplog: pytest.LogCaptureFixture) -> None:

@@ -140,7 +140,7 @@ def test_the_state_is_plain() -> None:
     rows = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
     _, _, state = step(opinionated(), rows, [3, 1])
     json.dumps(state, default=plain)
-    assert isinstance(state["rule"]["previous"], np.ndarray)
+    assert isinstance(state["previous"], np.ndarray)
     before = json.dumps(state, default=plain)
     step(opinionated(), rows, [3, 1], state)
     assert json.dumps(state, default=plain) == before, "a state is not changed in place"

@@ -85,7 +85,8 @@ class LocalClient:
         replied = {name: found[0] for name, found in rows.items() if found is not None and len(found)}
         if outer.gradient is not None:
             replied["outer_gradient"] = outer.gradient
-        reported = {"loss": metrics.loss, "start_loss": metrics.start_loss, "accuracy": metrics.accuracy}
+        single = ("loss", "start_loss", "accuracy", "norm")
+        reported = {name: getattr(metrics, name) for name in single}
         numbers = {name: float(value[0]) for name, value in reported.items() if value is not None}
         return ClientReply(numbers | {"outer_loss": outer.loss}, replied)
 

@@ -88,7 +88,7 @@ def expected_reply(
         fixed, numbers = FIXED[message_type]
         return ExpectedReply(dict.fromkeys(fixed, model), numbers, least_loss=least_loss)
     numbers = frozenset({"outer_loss", *request.required_metrics}) - {"gradients"}
-    may_be_nan = frozenset[str]() if trains else frozenset({"accuracy"})
+    may_be_nan = frozenset[str]() if trains else frozenset({"accuracy", "norm"})
     names = {"updates", *request.required_metrics & {"gradients"}} if trains else set()
     if request.outer_along_path is not None and (request.path_gradient or not trains):
         names.add("outer_gradient")
@@ -97,8 +97,8 @@ def expected_reply(
 
 
 def is_possible(name: str, value: float, least_loss: float = 0.0) -> bool:
-    """Whether a client can mean it: losses have a lower bound, an accuracy lies between 0 and 1, all are finite."""
-    lowest = {"inner_product": -math.inf, "accuracy": 0.0}.get(name, least_loss)
+    """Whether a client can mean it: all are finite, an accuracy lies between 0 and 1, and a loss has a lower bound."""
+    lowest = {"inner_product": -math.inf, "accuracy": 0.0, "norm": 0.0}.get(name, least_loss)
     return math.isfinite(value) and lowest <= value <= (1 if name == "accuracy" else math.inf)
 
 
@@ -148,7 +148,7 @@ def merge_replies(
         num_steps=torch.from_numpy(np.where(participated, num_steps, 0)),
         updates=OpenUpdates(torch.from_numpy(clients), rows("updates")),
         cohort=torch.from_numpy(participation.cohort),
-        metrics=ClientMetrics(column("loss"), column("start_loss"), column("accuracy"), gradients),
+        metrics=ClientMetrics(column("loss"), column("start_loss"), column("accuracy"), column("norm"), gradients),
         outer=OuterTerms() if request.outer is None else _outer_terms(request, replies, trained),
         layout=layout,
         rejected=rejected or {},

@@ -11,6 +11,7 @@
 Clients repeat the round from its seed for every message about it, and store nothing of it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -181,11 +182,10 @@ class SecureUpdates:
         return SecureSum(self, clients, chosen, total)
 
     def inner_products(self, vector: Tensor) -> Tensor:
-        """Refused: which clients are meant is known only after a sum."""
-        raise InputError(
-            "inner products of secure updates are computed for those that entered a sum; take those of their weighted "
-            "sum."
-        )
+        """⟨v, Δ_k⟩, [n], before any sum; NaN for clients that do not answer."""
+        client_ids = self.client_ids(self.clients)
+        found = self.federation.inner_products(self.request, client_ids, vector) if client_ids else {}
+        return torch.tensor([found.get(client_id, math.nan) for client_id in client_ids], dtype=torch.float64)
 
     def client_ids(self, clients: Tensor) -> list[str]:
         """Ids of clients by index."""

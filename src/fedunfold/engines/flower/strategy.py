@@ -22,9 +22,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedunfold.aggregation.absent import coefficients, with_memory
+from fedunfold.aggregation.absent import coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usable
-from fedunfold.aggregation.server_round import aggregate
+from fedunfold.aggregation.server_round import aggregate, with_past
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
 from fedunfold.core.example_counts import cap_examples
@@ -220,7 +220,7 @@ class WeightedStrategy(FedAvg):
         for entry in filtered.rejected:
             self.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
             del updates[entry.client]
-        entering = with_memory(filtered.report, self.algorithm.absent, run.server.memory)
+        entering = with_past(filtered.report, self.algorithm.absent, run.server)
         decision, remembered = decide(run.rule, entering, run.rule_state)
         ((run.server, aggregated),) = aggregate([run.server], [entering], [decision], self.algorithm)
         run.log_norms.append(filtered.log_norms)
@@ -305,7 +305,7 @@ class WeightedStrategy(FedAvg):
         if not (arrays.is_usable and is_usable((arrays.vector - run.server.model)[None])):
             raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}
-        for metric in requested_metrics(self.rule) - {"gradients"}:
+        for metric in requested_metrics(self.rule) - {"gradients", "norm"}:
             name = self._metric_names.get(metric, metric)
             value = metrics.get(name)
             if isinstance(value, int | float) and is_possible(metric, value):
@@ -322,9 +322,12 @@ class WeightedStrategy(FedAvg):
         replies = {}
         for client_id, update in updates.items():
             arrays = {"updates": update.arrays.vector.to(model.dtype) - model}
+            numbers = dict(update.metrics)
+            if "norm" in metrics:
+                numbers["norm"] = float(layout.params(arrays["updates"]).norm())
             if "gradients" in metrics:  # up to the learning rate, which all clients share and angles do not see
                 arrays["gradients"] = -layout.params(arrays["updates"])
-            replies[client_id] = ClientReply(update.metrics, arrays)
+            replies[client_id] = ClientReply(numbers, arrays)
         client_ids, num_examples = self._client_ids(run), run.roster.num_examples
         if self._max_examples_ratio is not None:
             num_examples = cap_examples(num_examples, updates, self._max_examples_ratio)

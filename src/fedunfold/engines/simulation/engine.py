@@ -273,7 +273,7 @@ class SimulatedFederation:
     def _metrics(self, context: RoundContext, result: CohortResult, absent_losses: np.ndarray) -> ClientMetrics:
         """What was requested beside the updates."""
         request, clients = context.request, torch.from_numpy(context.clients)
-        loss = start_loss = accuracy = gradients = None
+        loss = start_loss = accuracy = norm = gradients = None
         if "loss" in request.required_metrics:
             loss = torch.from_numpy(absent_losses)
             loss[clients] = result.numbers[0]
@@ -284,9 +284,14 @@ class SimulatedFederation:
             self.data.task.check_metrics(request.required_metrics)
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
             accuracy[clients] = self._evaluator.scores(request.model + result.updates, context.clients)
+        if "norm" in request.required_metrics:
+            norm = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
+            buffers = self.layout.num_buffer_entries
+            own = self.layout.params(result.updates).norm(dim=1) if buffers else result.numbers[2]
+            norm[clients] = own.to(norm)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
-        return ClientMetrics(loss, start_loss, accuracy, gradients)
+        return ClientMetrics(loss, start_loss, accuracy, norm, gradients)
 
     # --- divergence --------------------------------------------------------------------------------------
 

@@ -1,0 +1,129 @@
+"""What can be measured of a round, each number computed when the first feature asks for it."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.sketch import Sketches, few_enough, sketches_of
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """A round and what is known of those before it, with n clients that enter it.
+
+    Attributes:
+        report: What clients sent.
+        known: The state that the last round left; empty in the first.
+        horizon: T, where it is known.
+    """
+
+    report: ClientUpdates
+    known: dict[str, Any]
+    horizon: int | None
+
+    # --- counts ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def clients(self) -> Tensor:
+        """Indices of the clients, [n]."""
+        return self.report.entering.clients.cpu()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """N_k, [n]."""
+        return self.report.num_examples.cpu().double()[self.clients]
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """p_k = N_k/ΣN, [n]."""
+        return self.sizes / self.sizes.sum()
+
+    @cached_property
+    def seen(self) -> dict[str, list[float]]:
+        """Of every client that ever participated: in how many rounds, in which last, with how many steps and, where
+        it was reported, with which norm."""
+        report, t = self.report, float(self.report.round)
+        found: dict[str, list[float]] = dict(self.known.get("seen", {}))
+        steps, norm = report.num_steps.tolist(), report.metrics.norm
+        norms = [math.nan] * len(steps) if norm is None else norm.tolist()
+        for k in torch.nonzero(report.participated.cpu()).flatten().tolist():
+            name = report.client_ids[k]
+            reported = [] if math.isnan(norms[k]) else [norms[k]]
+            found[name] = [found.get(name, [0.0])[0] + 1.0, t, float(steps[k]), *reported]
+        return found
+
+    @cached_property
+    def past(self) -> Tensor:
+        """Of each client rounds seen, last round, steps then and norm then, 0 where it is not known, [n, 4]."""
+        unseen = [0.0, float(self.report.round), 0.0]
+        found = [self.seen.get(self.report.client_ids[k], unseen) for k in self.clients.tolist()]
+        return torch.tensor([(*own, 0.0)[:4] for own in found], dtype=torch.float64).reshape(-1, 4)
+
+    # --- updates -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖m_k‖, [n], as clients reported them, or of their updates."""
+        return self.past[:, 3] if self.report.metrics.norm is not None else self.products.diagonal().clamp(min=0).sqrt()
+
+    @cached_property
+    def sketches(self) -> Sketches | None:
+        """None where products need none."""
+        if few_enough(self.report):
+            return None
+        known = self.known.get("sketches")
+        return sketches_of(self.report, None if known is None else Sketches(**known))
+
+    @cached_property
+    def products(self) -> Tensor:
+        """⟨m_j, m_k⟩, [n, n]; only these leave the device."""
+        if self.sketches is not None:
+            return self.sketches.products()
+        rows = self.report.layout.params(self.report.entering.rows)
+        return (rows @ rows.T).cpu().double()
+
+    @cached_property
+    def to_mean(self) -> Tensor:
+        """⟨m_k, m̄⟩, [n]."""
+        return self.products @ self.shares
+
+    @cached_property
+    def mean_square(self) -> float:
+        """‖m̄‖²."""
+        return float(self.shares @ self.to_mean)
+
+    @cached_property
+    def mean_norm(self) -> float:
+        """‖m̄‖."""
+        return math.sqrt(max(self.mean_square, 0.0))
+
+    # --- the round before --------------------------------------------------------------------------------
+
+    @cached_property
+    def previous(self) -> Tensor | None:
+        """ū, without buffers, [d]."""
+        layout, found = self.report.layout, self.report.previous
+        return None if found is None else layout.with_buffers(found, torch.zeros_like(layout.buffers(found)))
+
+    @cached_property
+    def previous_norm(self) -> float:
+        """‖ū‖; 0 where there is none."""
+        return 0.0 if self.previous is None else float(self.previous.norm())
+
+    @cached_property
+    def along(self) -> Tensor:
+        """⟨m_k, ū⟩, [n]; NaN of a client that does not say."""
+        if self.previous is None:
+            return torch.zeros(len(self.clients), dtype=torch.float64)
+        return self.report.entering.inner_products(self.previous).cpu().double()
+
+    @property
+    def before(self) -> Tensor | None:
+        """ū as it was in the round before, [d]."""
+        found: Tensor | None = self.known.get("before")
+        return found

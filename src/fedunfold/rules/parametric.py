@@ -1,0 +1,136 @@
+"""What rules with parameters φ, learned by unfolding over many federations, have in common: they read a round and
+decide.
+
+    Θ_k ∝ p_k · exp(score_k)                             over the clients that enter the round, |score_k| ≤ 4
+    u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [e^−2, e^2],   β ∈ [0, 0.9]
+    w_{t+1} = w_t + (1 − a) u_t + a (server(w_t, u_t) − w_t)             a ∈ [0, 1]
+
+How score, s, β and a follow from what was read (`features`) is what the kinds of rules differ in. Where the score, log s,
+β and a are 0 it is FedAvg: Θ = p, s = 1.
+
+Where features lie outside the range [a, b] that φ was learned on, a rule leans back towards FedAvg: with the excess
+e = Σ max(0, a − z, z − b)/(b − a) over the features of the round, and e_k with those of client k too, the score is
+multiplied by exp(−e_k), and log s, β and a by exp(−e).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedunfold.core.messages import ClientUpdates, Metric
+from fedunfold.core.parts import RoundDecision
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, needs_of, read_features
+from fedunfold.rules.rule import State
+from fedunfold.rules.size import size_shares
+
+LOG_STEP = 2.0
+"""s lies between e^−2 and e^2."""
+MOMENTUM = 0.9
+SCORE = 4.0
+"""A client's weight changes by at most e^±4 against its share of the samples."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision that can be differentiated in φ: Θ [K], s, β and a."""
+
+    weights: Tensor
+    step: Tensor
+    momentum: Tensor
+    trust: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ParametricRule(ABC):
+    """A rule with its parameters.
+
+    Attributes:
+        params: φ by name.
+        horizon: T, where it is known.
+        ranges: The smallest and the largest value of each feature that φ was learned on, [2, F+G]; None: not known.
+        name: What it is called in tables.
+        client_features: What it reads of each client.
+        round_features: What it reads of the round.
+        required_metrics: What clients have to report for it: the norms of updates that it cannot measure itself.
+    """
+
+    params: Mapping[str, Tensor]
+    horizon: int | None = None
+    ranges: Tensor | None = None
+    name: str = "fedunfold"
+    client_features: tuple[str, ...] = CLIENT_FEATURES
+    round_features: tuple[str, ...] = ROUND_FEATURES
+    required_metrics: frozenset[Metric] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        needs = needs_of(self.client_features, self.round_features)
+        reported = frozenset[Metric]({"norm"} if "norms" in needs and "products" not in needs else ())
+        object.__setattr__(self, "required_metrics", reported)
+
+    def with_horizon(self, rounds: int | None) -> Self:
+        """The same for a run of T rounds."""
+        return replace(self, horizon=rounds)
+
+    @classmethod
+    @abstractmethod
+    def initial(cls, width: int, seed: int) -> Self:
+        """As it is before pre-training."""
+
+    @abstractmethod
+    def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The score [n], log s, β and a in their bounds, differentiable in φ."""
+
+    def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
+        """Θ over all clients, s, β and a from the features of a round, differentiable in φ."""
+        score, log_step, momentum, trust = self.answers(found)
+        lean, lean_of_clients = self._lean(found)
+        theta = (found.shares.log() + lean_of_clients * score).softmax(0)
+        weights = theta.new_zeros(num_clients).index_add(0, found.clients, theta)
+        momentum = lean * momentum
+        return Decided(weights, (lean * log_step).exp() * (1 - momentum), momentum, lean * trust)
+
+    def _lean(self, found: RoundFeatures) -> tuple[Tensor, Tensor]:
+        """exp(−e) and exp(−e_k), [n]."""
+        of_round, of_clients = found.of_round, found.of_clients
+        if self.ranges is None:
+            return of_round.new_ones(()), of_clients.new_ones(len(of_clients))
+        lowest, highest = self.ranges
+        beyond = torch.relu(torch.maximum(lowest - (z := joined(found)), z - highest)) / (highest - lowest)
+        own = of_clients.shape[1]
+        excess = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
+        return (-excess).exp(), (-excess - beyond[:, :own].sum(1)).exp()
+
+    def read(self, report: ClientUpdates, state: State) -> RoundFeatures:
+        """The features of a round."""
+        return read_features(report, state, self.horizon, self.client_features, self.round_features)
+
+    def __call__(self, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
+        if not len(report.entering.clients):
+            return RoundDecision(size_shares(report)), state
+        found = self.read(report, state)
+        with torch.no_grad():
+            decided = self.decide(found, len(report.client_ids))
+        return self.settled(decided, found)
+
+    def settled(self, decided: Decided, found: RoundFeatures) -> tuple[RoundDecision, dict[str, Any]]:
+        """The decision in plain numbers, and the state for the next round."""
+        weights = decided.weights.detach()
+        state = found.state
+        if found.squares is not None:
+            state = state | {"square": float(weights[found.clients] @ found.squares)}
+        numbers = (float(number.detach()) for number in (decided.step, decided.momentum, decided.trust))
+        return RoundDecision(weights, *numbers), state
+
+
+def bounded_share(x: Tensor) -> Tensor:
+    """x²/(1 + x²), from 0, where x is 0, to 1."""
+    return x.square() / (1 + x.square())
+
+
+def joined(found: RoundFeatures) -> Tensor:
+    """A client's features and then those of the round, [n, F+G]."""
+    return torch.cat([found.of_clients, found.of_round.expand(len(found.clients), -1)], 1)

@@ -1,0 +1,132 @@
+"""Sketches of updates: their products stand for those of the updates."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedunfold.core.messages import ClientUpdates, OpenUpdates
+from fedunfold.rules import sketch as sketching
+from fedunfold.rules.features import read_features
+from fedunfold.rules.measurements import Measurements
+from fedunfold.rules.sketch import BUCKETS, sketch
+from tests.rules.test_unfolded import round_of
+
+D = 3 * BUCKETS + 7
+
+
+def correlated(n: int, d: int, cosine: float, seed: int = 0) -> Tensor:
+    """Vectors of which each two have about this cosine."""
+    drawn = torch.Generator().manual_seed(seed)
+    common, own = (torch.randn(rows, d, generator=drawn, dtype=torch.float64) for rows in (1, n))
+    return math.sqrt(cosine) * common + math.sqrt(1 - cosine) * own
+
+
+def cosines(rows: Tensor) -> Tensor:
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    return unit @ unit.T
+
+
+def by_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketching, "EXACT_PRODUCTS", 0)
+
+
+def test_it_adds_signed_entries_by_their_remainder() -> None:
+    """Two entries that fall into one bucket add up with their signs, and the others stay alone."""
+    rows = torch.zeros(1, D, dtype=torch.float64)
+    rows[0, 5], rows[0, 5 + BUCKETS], rows[0, 6] = 3.0, 4.0, 2.0
+    found = sketch(rows)[0]
+    assert found.shape == (BUCKETS,)
+    assert abs(float(found[5])) in (1.0, 7.0) and abs(float(found[6])) == 2.0
+    assert torch.count_nonzero(found) == 2
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.3, 0.9])
+def test_cosines_are_within_five_standard_errors(cosine: float) -> None:
+    rows = correlated(12, D, cosine)
+    kept, exact = sketch(rows), cosines(rows)
+    norms = rows.norm(dim=1)
+    found = kept @ kept.T / norms / norms[:, None]
+    error = ((1 + exact.square()) / BUCKETS).sqrt()
+    apart = ~torch.eye(12, dtype=torch.bool)
+    assert float(((found - exact).abs() / error)[apart].max()) < 5
+    assert float(((found - exact) / error)[apart].square().mean().sqrt()) == pytest.approx(1, abs=0.5)
+
+
+def test_products_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 200 draws of the signs the mean error is within four of its standard errors, 1/√(200 q)."""
+    rows, found = correlated(2, D, 0.4), []
+    exact = float(rows[0] @ rows[1])
+    for seed in range(200):
+        monkeypatch.setattr(sketching, "_SEED", seed)
+        sketching._signs.cache_clear()
+        first, second = sketch(rows)
+        found.append(float(first @ second) - exact)
+    sketching._signs.cache_clear()
+    scale = float(rows[0].norm() * rows[1].norm())
+    assert abs(sum(found) / 200) < 4 * scale * math.sqrt((1 + 0.16) / (200 * BUCKETS))
+
+
+def test_the_same_every_time_and_a_short_vector_is_kept() -> None:
+    rows = correlated(3, 50, 0.2)
+    first = sketch(rows)
+    sketching._signs.cache_clear()
+    assert torch.equal(first, sketch(rows))
+    torch.testing.assert_close(first @ first.T, rows @ rows.T)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(5)))
+def test_relisted_clients_have_relisted_features(order: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        by_sketches(patched)
+        rows, sizes = correlated(5, 300, 0.3), [10, 20, 30, 40, 50]
+        found = read_features(report_of(rows, sizes), None, 5)
+        other = read_features(report_of(rows[order], [sizes[k] for k in order]), None, 5)
+        torch.testing.assert_close(other.of_clients, found.of_clients[order])
+        torch.testing.assert_close(other.of_round, found.of_round)
+
+
+def report_of(rows: Tensor, sizes: list[int]) -> ClientUpdates:
+    return round_of(0, rows.tolist(), sizes, [1] * len(sizes))
+
+
+def test_features_are_about_those_of_exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, and what they alone enter, are exact; cosines are off by 0.016, and what is made of them not by much."""
+    report = replace(report_of(correlated(6, D, 0.3), [10, 20, 30, 40, 50, 60]), previous=correlated(1, D, 0.3)[0])
+    exact = Measurements(report, {}, None)
+    expected = read_features(report, None, None)
+    assert exact.sketches is None
+    by_sketches(monkeypatch)
+    found, measured = read_features(report, None, None), Measurements(report, {}, None)
+    torch.testing.assert_close(measured.norms, exact.norms)
+    torch.testing.assert_close(measured.along, exact.along)
+    assert not torch.equal(measured.products, exact.products)
+    assert float((found.of_clients - expected.of_clients).abs().max()) < 0.08
+    assert float((found.of_round - expected.of_round).abs().max()) < 0.08
+
+
+def test_sketches_of_clients_that_sent_nothing_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_sketches(monkeypatch)
+    rows = correlated(4, 200, 0.3)
+    sizes = [10, 20, 30, 40]
+
+    def remembering(t: int, here: list[int], sent: Tensor, memory: Tensor) -> ClientUpdates:
+        report = round_of(t, sent.tolist(), sizes, [1] * 4, here)
+        return replace(report, remembered=OpenUpdates(torch.arange(4), memory))
+
+    first = read_features(remembering(0, [0, 1, 2, 3], rows, rows), None, None)
+    fresh = correlated(2, 200, 0.3, seed=1)
+    memory = torch.stack([fresh[0], rows[1], fresh[1], rows[3]])
+    made: list[int] = []
+    monkeypatch.setattr(sketching, "sketch", lambda given: made.append(len(given)) or sketch(given))
+    second = remembering(1, [0, 2], fresh, memory)
+    found = read_features(second, first.state, None)
+    assert made == [2]
+    alone = read_features(second, {**first.state, "sketches": None}, None)
+    assert made == [2, 4]
+    torch.testing.assert_close(found.of_clients, alone.of_clients)
