@@ -91,9 +91,7 @@ def device(
 
 
 @app.command(name="rule-overhead", epilog="Example: python -m benchmarks rule-overhead --rule formula --repeats 5")
-def rule_overhead(
-    rule: Rules = None, repeats: Repeats = 3, page: Page = None, output: opt.Format = "text"
-) -> None:
+def rule_overhead(rule: Rules = None, repeats: Repeats = 3, page: Page = None, output: opt.Format = "text") -> None:
     """What a rule with parameters adds to a round."""
     from benchmarks.rule_overhead import measure_overhead, overhead_page
     from fedunfold.rules.families import FAMILIES

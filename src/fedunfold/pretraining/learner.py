@@ -231,8 +231,8 @@ def _step(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) 
 
 
 def _validated(progress: Progress, settings: Pretraining, pool: ProcessPoolExecutor) -> Progress:
-    common = {"server": _server(settings), "family": settings.family}
-    one = partial(validate, settings.distribution, params=progress.params, **common)
+    common = partial(validate, settings.distribution, params=progress.params)
+    one = partial(common, server=_server(settings), family=settings.family)
     gains = [gain for gain in pool.map(one, range(settings.validation)) if gain is not None]
     if not gains:
         raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")

@@ -10,7 +10,7 @@ beyond e^±2, counts as these.
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Self
@@ -57,7 +57,9 @@ class FormulaRule(ParametricRule):
         super().__post_init__()
         names = [f"weight.{name}" for name in self.client_features] + [f"step.{name}" for name in self.round_features]
         if wrong := sorted(set(self.params) ^ {*names, "step", "momentum"}):
-            raise InputError(f"a formula needs exactly the numbers {', '.join(names)}, step, momentum; see '{wrong[0]}'.")
+            raise InputError(
+                f"a formula needs exactly the numbers {', '.join(names)}, step, momentum; see '{wrong[0]}'."
+            )
         if unknown := [name for name in (*self.client_features, *self.round_features) if name not in RATIOS]:
             raise InputError(f"a formula has no power of '{unknown[0]}'; choose among {', '.join(RATIOS)}.")
 
@@ -116,16 +118,18 @@ class FormulaText(Settings):
     step_size: Positive = 1.0
     weight: dict[str, FiniteFloat] = Field(min_length=1)
     step: dict[str, FiniteFloat] = Field(min_length=1)
-    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, rule: FormulaRule) -> Self:
         """What a rule is written as, with four digits."""
         both = {kind: {name: _rounded(rule.params[f"{kind}.{name}"]) for name in names} for kind, names in _parts(rule)}
         names = (*rule.client_features, *rule.round_features)
-        ranges = {} if rule.ranges is None else {
-            name: (_rounded(low), _rounded(high)) for name, (low, high) in zip(names, rule.ranges.T, strict=True)
-        }
+        ranges = (
+            {}
+            if rule.ranges is None
+            else {name: (_rounded(low), _rounded(high)) for name, (low, high) in zip(names, rule.ranges.T, strict=True)}
+        )
         momentum, size = _rounded(bounded_momentum(rule.params["momentum"])), _rounded(rule.params["step"].exp())
         return cls(momentum=momentum, step_size=size, ranges=ranges, **both)
 
@@ -145,10 +149,14 @@ class FormulaText(Settings):
 
     def toml(self) -> str:
         """The text."""
-        tables = {"weight": self.weight, "step": self.step, "ranges": {k: list(v) for k, v in self.ranges.items()}}
-        lines = ["# Exponents of ratios of each client in its weight, and of the round in the step size; see formula.py."]
+        ranges = {name: list(limits) for name, limits in self.ranges.items()}
+        tables: list[tuple[str, Mapping[str, object]]]
+        tables = [("weight", self.weight), ("step", self.step), ("ranges", ranges)]
+        lines = [
+            "# Exponents of ratios of each client in its weight, and of the round in the step size; see formula.py."
+        ]
         lines += [f"momentum = {self.momentum}", f"step_size = {self.step_size}"]
-        for table, values in tables.items():
+        for table, values in tables:
             lines += ["", f"[{table}]", *(f"{name} = {value}" for name, value in values.items())] if values else []
         return "\n".join(lines) + "\n"
 

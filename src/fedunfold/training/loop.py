@@ -151,8 +151,7 @@ def _next_round(
         for (report, _), state in zip(arrived, states, strict=True)
     ]
     reports = [
-        with_past(found.report, algorithm.absent, state.server)
-        for found, state in zip(filtered, states, strict=True)
+        with_past(found.report, algorithm.absent, state.server) for found, state in zip(filtered, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
     servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)
