@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def _seconds(federation: SimulatedFederation, rule: WeightingRule, rounds: int, 
         algorithm=Algorithm(absent=absent),
         on_round=lambda t, tests: marks.append(time.process_time()),
     )
-    return np.diff(marks)[rounds // 2 - 1 :].tolist()
+    return [after - before for before, after in pairwise(marks)][rounds // 2 - 1 :]
 
 
 def _environment(name: str) -> Environment:

@@ -9,6 +9,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.pretraining.distribution import Distribution
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
+from fedunfold.rules.families import FAMILIES, Family
 from fedunfold.rules.unfolded import initial_parameters
 from fedunfold.server import sgd
 from tests.rules.test_unfolded import without_last_layers
@@ -40,6 +41,19 @@ def test_processes_make_no_difference_and_a_seed_does(learned: Progress) -> None
     assert same(learned, pretrain(TINY, processes=2))
     assert len(learned.losses) == 4 and [made.step for made in learned.validations] == [2, 4]
     assert not same(learned, pretrain(TINY.model_copy(update={"seed": 1})))
+
+
+@pytest.mark.parametrize("family", ["private-network", "formula"])
+def test_other_families_are_learned_too(family: Family, tmp_path: Path) -> None:
+    """And resumed: the rule that comes back is of its kind."""
+    file, some = tmp_path / "pretraining.safetensors", TINY.model_copy(update={"family": family})
+    learned = pretrain(some, checkpoint=file).rule
+    assert type(learned) is FAMILIES[family] and learned.ranges is not None
+    again = pretrain(some, checkpoint=file).rule
+    assert type(again) is FAMILIES[family]
+    assert all(torch.equal(again.params[name], value) for name, value in learned.params.items())
+    start = FAMILIES[family].initial(4, 0).params
+    assert any(not torch.equal(start[name], value) for name, value in learned.params.items())
 
 
 def test_what_was_interrupted_is_resumed_to_the_bit(learned: Progress, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.rules.formula import FormulaRule, FormulaText
 from tests.rules.test_unfolded import round_of
 
-SMALL = {"weight": {"size": -0.5, "redundancy": -1.0}, "step": {"spread": 0.5}, "step_size": 1.5}
+SMALL: dict[str, Any] = {"weight": {"size": -0.5, "redundancy": -1.0}, "step": {"spread": 0.5}, "step_size": 1.5}
 
 
 def test_by_hand() -> None:

@@ -28,7 +28,8 @@ def correlated(n: int, d: int, cosine: float, seed: int = 0) -> Tensor:
 
 def cosines(rows: Tensor) -> Tensor:
     unit = rows / rows.norm(dim=1, keepdim=True)
-    return unit @ unit.T
+    products: Tensor = unit @ unit.T
+    return products
 
 
 def by_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,12 @@ def test_sketches_of_clients_that_sent_nothing_are_not_made_again(monkeypatch: p
     fresh = correlated(2, 200, 0.3, seed=1)
     memory = torch.stack([fresh[0], rows[1], fresh[1], rows[3]])
     made: list[int] = []
-    monkeypatch.setattr(sketching, "sketch", lambda given: made.append(len(given)) or sketch(given))
+
+    def counting(given: Tensor) -> Tensor:
+        made.append(len(given))
+        return sketch(given)
+
+    monkeypatch.setattr(sketching, "sketch", counting)
     second = remembering(1, [0, 2], fresh, memory)
     found = read_features(second, first.state, None)
     assert made == [2]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedunfold.core.messages import ClientUpdates, OpenUpdates
-from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, read_features
-from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates
+from fedunfold.rules.families import FAMILIES, Family
+from fedunfold.rules.features import (
+    CLIENT_FEATURES,
+    PRIVATE_CLIENT_FEATURES,
+    PRIVATE_ROUND_FEATURES,
+    ROUND_FEATURES,
+    RoundFeatures,
+    read_features,
+)
+from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
 
 
 def round_of(
@@ -40,13 +49,25 @@ def round_of(
     )
 
 
-def far_from_fedavg(horizon: int | None = 10) -> UnfoldedRule:
+def after_a_round(report: ClientUpdates) -> ClientUpdates:
+    """With ū = (3/2, 1/2)."""
+    return replace(report, previous=torch.tensor([1.5, 0.5], dtype=torch.float64))
+
+
+def reporting(report: ClientUpdates) -> ClientUpdates:
+    """With the norms that clients report where they are asked for them."""
+    norms = torch.full((len(report.client_ids),), torch.nan, dtype=torch.float64)
+    norms[report.updates.clients] = report.updates.rows.norm(dim=1)
+    return replace(report, metrics=ClientMetrics(norm=norms))
+
+
+def far_from_fedavg(family: Family = "network") -> ParametricRule:
     drawn = torch.Generator().manual_seed(1)
     params = {
         name: value + torch.randn(value.shape, generator=drawn, dtype=torch.float64)
-        for name, value in initial_parameters(8, 0).items()
+        for name, value in FAMILIES[family].initial(8, 0).params.items()
     }
-    return UnfoldedRule(params, horizon)
+    return FAMILIES[family](params, horizon=10)
 
 
 def named(values: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -79,6 +100,56 @@ def test_features_by_hand() -> None:
     assert of_round["growth"] == pytest.approx(math.log(2))
     assert of_round["progress"] == pytest.approx(1 / 4)
     assert of_round["age"] == pytest.approx(math.log(2))
+
+
+def test_private_features_by_hand() -> None:
+    """Round 1 of m = (2, 0) and (0, 2) again, after Θ = (3/4, 1/4), ū = (3/2, 1/2) and, before that, ū' = (0, 1)."""
+    report = reporting(
+        replace(round_of(1, [[2, 0], [0, 2]], [30, 10], [6, 2]), previous=torch.tensor([1.5, 0.5]).double())
+    )
+    state = {"seen": {}, "square": 4.0, "before": torch.tensor([0.0, 1.0]).double()}
+    found = read_features(report, state, 4, PRIVATE_CLIENT_FEATURES, PRIVATE_ROUND_FEATURES)
+    of_clients = named(found.of_clients, PRIVATE_CLIENT_FEATURES)
+    of_round = named(found.of_round, PRIVATE_ROUND_FEATURES)
+    assert of_clients["norm"] == pytest.approx([0, 0])
+    assert of_clients["persistence"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
+    assert of_round["last_spread"] == pytest.approx(math.log(4 / 2.5))
+    assert of_round["last_turn"] == pytest.approx(1 / math.sqrt(10))
+    assert of_round["last_growth"] == pytest.approx(math.log(2.5) / 2)
+    _, after = PrivateRule.initial(4, 0)(report, state)
+    assert after["square"] == pytest.approx(4.0) and after["before"].tolist() == [1.5, 0.5]
+
+
+def test_norms_of_clients_that_sent_nothing_are_remembered() -> None:
+    rule = PrivateRule.initial(4, 0)
+    first = reporting(round_of(0, [[3, 4], [0, 1]], [10, 10], [1, 1]))
+    _, state = rule(first, None)
+    second = reporting(round_of(1, [[0, 5]], [10, 10], [1, 0], here=[0]))
+    second = replace(second, remembered=OpenUpdates(torch.arange(2), torch.tensor([[0.0, 5.0], [0.0, 1.0]]).double()))
+    found = rule.read(second, state)
+    assert named(found.of_clients, PRIVATE_CLIENT_FEATURES)["norm"] == pytest.approx(
+        [math.log(25 / 13) / 2, math.log(1 / 13) / 2]
+    )
+
+
+def test_only_what_is_needed_is_measured() -> None:
+    """A rule that reads counts touches no update, and a private one only what a server of secure sums has."""
+
+    class Closed:
+        clients = torch.arange(2)
+
+        def inner_products(self, vector: Tensor) -> Tensor:
+            return torch.tensor([torch.nan, 1.0], dtype=torch.float64)
+
+    report = reporting(round_of(1, [[2, 0], [0, 2]], [30, 10], [6, 2]))
+    report = after_a_round(replace(report, updates=Closed()))  # type: ignore[arg-type]
+    found = PrivateRule.initial(4, 0).read(report, None)
+    persistence = named(found.of_clients, PRIVATE_CLIENT_FEATURES)["persistence"]
+    assert persistence == pytest.approx([0, 1 / 2 / math.sqrt(2.5)]), "of a client that does not answer it counts as 0"
+    assert PrivateRule.initial(4, 0).required_metrics == {"norm"}
+    assert UnfoldedRule.initial(4, 0).required_metrics == set()
+    with pytest.raises(AttributeError):
+        UnfoldedRule.initial(4, 0).read(report, None)
 
 
 def test_presences_count_and_an_unknown_horizon_is_marked() -> None:
@@ -117,20 +188,21 @@ numbers = st.floats(-100, 100, allow_nan=False)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(1, 5))
-def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, clients: int) -> None:
+@given(st.data(), st.integers(1, 5), st.sampled_from(get_args(Family)))
+def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, clients: int, family: Family) -> None:
     """Whatever is sent, also zeros; relisting the clients relists the weights."""
     rows = [data.draw(st.lists(numbers, min_size=3, max_size=3)) for _ in range(clients)]
     sizes = [data.draw(st.integers(1, 1000)) for _ in range(clients)]
     steps = [data.draw(st.integers(0, 50)) for _ in range(clients)]
-    rule = far_from_fedavg()
-    decision, _ = rule(round_of(2, rows, sizes, steps), None)
+    previous = torch.tensor(data.draw(st.lists(numbers, min_size=3, max_size=3)), dtype=torch.float64)
+    rule = far_from_fedavg(family)
+    decision, _ = rule(replace(reporting(round_of(2, rows, sizes, steps)), previous=previous), None)
     assert float(decision.weights.sum()) == pytest.approx(1)
     assert bool((decision.weights >= 0).all())
     assert 0 <= decision.momentum <= 0.9 and 0 <= decision.step <= math.exp(2)
     order = data.draw(st.permutations(range(clients)))
     relisted = round_of(2, [rows[k] for k in order], [sizes[k] for k in order], [steps[k] for k in order])
-    other, _ = rule(relisted, None)
+    other, _ = rule(replace(reporting(relisted), previous=previous), None)
     torch.testing.assert_close(other.weights, decision.weights[list(order)], rtol=1e-6, atol=1e-9)
     assert other.step == pytest.approx(decision.step, rel=1e-6)
 

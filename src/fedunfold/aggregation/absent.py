@@ -26,8 +26,8 @@ from fedunfold.core.messages import ClientUpdates, OpenSum, WeightedSum
 
 @dataclass(frozen=True)
 class RememberedUpdates:
-    """Last updates of clients by index, which are read one by one: a stack of them is a second copy, made only for those
-    who need one, and once."""
+    """Last updates of clients by index, read one by one: a stack of them is a second copy, made once and only for those
+    who need it."""
 
     memory: Mapping[int, Tensor]
     like: Tensor

@@ -290,15 +290,15 @@ class ClientUpdates:
         def without(values: Tensor | None) -> Tensor | None:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
-        metrics, gradients = self.metrics, self.metrics.gradients
-        numbers = metrics.loss, metrics.start_loss, metrics.accuracy, metrics.norm
+        names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
+        reported = {name: without(getattr(self.metrics, name)) for name in names}
         own = None if gradients is None else gradients[accepted.to(gradients.device)]
         return replace(
             self,
             participated=participated,
             num_steps=torch.where(participated, self.num_steps, 0),
             updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(*map(without, numbers), own),
+            metrics=ClientMetrics(**reported, gradients=own),
             outer=outer,
         )
 
@@ -343,9 +343,6 @@ class RejectedUpdate:
         round: t, from 0.
         client: Its id.
         reason: What is wrong, as the end of a sentence that begins with "it".
-
-    >>> RejectedUpdate(round=3, client="hospital-b", reason="has a NaN").client
-    'hospital-b'
     """
 
     round: int

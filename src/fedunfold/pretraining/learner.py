@@ -234,8 +234,8 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
 
 
 def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress:
-    common = {"server": _server(settings), "family": settings.family}
-    one = partial(validate, settings.distribution, params=progress.params, **common)
+    common = partial(validate, settings.distribution, params=progress.params)
+    one = partial(common, server=_server(settings), family=settings.family)
     gains = [gain for gain in each(one, range(settings.validation)) if gain is not None]
     if not gains:
         raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")

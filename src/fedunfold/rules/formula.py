@@ -10,7 +10,7 @@ beyond e^±2, counts as these.
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Self
@@ -126,7 +126,7 @@ class FormulaText(Settings):
     step_size: Positive = 1.0
     weight: dict[str, FiniteFloat] = Field(min_length=1)
     step: dict[str, FiniteFloat] = Field(min_length=1)
-    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, rule: FormulaRule) -> Self:
@@ -139,12 +139,8 @@ class FormulaText(Settings):
             else {name: (_rounded(low), _rounded(high)) for name, (low, high) in zip(names, rule.ranges.T, strict=True)}
         )
         shares = [_rounded(bounded_share(rule.params[name])) for name in ("momentum", "trust")]
-        numbers = {
-            "momentum": MOMENTUM * shares[0],
-            "trust": shares[1],
-            "step_size": _rounded(rule.params["step"].exp()),
-        }
-        return cls(**numbers, ranges=ranges, **both)
+        size = _rounded(rule.params["step"].exp())
+        return cls(momentum=MOMENTUM * shares[0], trust=shares[1], step_size=size, ranges=ranges, **both)
 
     def rule(self) -> FormulaRule:
         """The rule it says."""
@@ -163,12 +159,14 @@ class FormulaText(Settings):
 
     def toml(self) -> str:
         """The text."""
-        tables = {"weight": self.weight, "step": self.step, "ranges": {k: list(v) for k, v in self.ranges.items()}}
+        ranges = {name: list(limits) for name, limits in self.ranges.items()}
+        tables: list[tuple[str, Mapping[str, object]]]
+        tables = [("weight", self.weight), ("step", self.step), ("ranges", ranges)]
         lines = [
             "# Exponents of ratios of each client in its weight, and of the round in the step size; see formula.py."
         ]
         lines += [f"momentum = {self.momentum}", f"trust = {self.trust}", f"step_size = {self.step_size}"]
-        for table, values in tables.items():
+        for table, values in tables:
             lines += ["", f"[{table}]", *(f"{name} = {value}" for name, value in values.items())] if values else []
         return "\n".join(lines) + "\n"
 

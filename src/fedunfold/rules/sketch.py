@@ -1,4 +1,4 @@
-"""The products ⟨m_k, m_j⟩ of all pairs of a round's updates: exact where that is cheap, from short sketches elsewhere."""
+"""The products ⟨m_k, m_j⟩ of all pairs of a round's updates: exact where that is cheap, elsewhere from sketches."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,8 +9,8 @@ from torch import Tensor
 from fedunfold.core.messages import ClientUpdates
 
 EXACT_PRODUCTS = 2 * 10**8
-"""Up to so many multiply-adds, n²d for n updates of d entries, products are exact: a few milliseconds of one core, less
-than a hundredth of what local training of n such models takes. Beyond, sketches cost nd, as reading the updates does."""
+"""Up to so many multiply-adds, n²d for n updates of d entries, products are exact: several milliseconds of one core, a
+few hundredths of what local training of n such models takes. Beyond, sketches cost nd, as reading the updates does."""
 BUCKETS = 4093
 """Entries of a sketch. A prime: the width of a layer never divides it, so that what belongs to one input of a layer
 does not fall into one bucket."""
