@@ -1,6 +1,6 @@
 """What a command needs before any work begins: environment, folder, method, threads, trackers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from fedunfold.cli.trackers import ProgressTracker, trackers
 from fedunfold.config import Environment, environment
 from fedunfold.core.threading import WORTH_THREADS, threads_for
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.rules.rule import describe_rule
+from fedunfold.rules.rule_file import is_rule_file, load_rule
 from fedunfold.runs.folder import RunFolder
 from fedunfold.runs.resume import RunSpec
 from fedunfold.tracking import CallbackList
-from fedunfold.training.methods import Method, learned_method
+from fedunfold.training.methods import Method, as_method, learned_method
 
 NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
 """Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
@@ -88,8 +90,15 @@ def precision_of(options: RunOptions) -> dict[str, Any]:
     return {"device": options.device, "dtype": getattr(torch, options.dtype)}
 
 
+def described_rules(methods: Sequence[Method]) -> dict[str, Any]:
+    """By the method: its rule's name, and what stands for the rule's weights or parameters."""
+    return {method.name: describe_rule(method.rule) for method in methods if method.rule is not None}
+
+
 def method_from_file(path: Path, environment: Environment, mapped: bool) -> Method:
-    """Learned weights as a method, checked against the environment before anything runs."""
+    """A pre-trained rule as a method, or learned weights, checked against the environment before anything runs."""
+    if is_rule_file(path):
+        return as_method(load_rule(path))
     data = environment.load()
     learned = LearnedWeights.load(path)
     fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), allow_mapping=mapped)

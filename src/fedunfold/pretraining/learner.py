@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedunfold.core.errors import FedunfoldError
@@ -43,6 +44,7 @@ class Pretraining(Settings):
     """How a rule is learned.
 
     Attributes:
+        name: What the rule is called, with its version.
         steps: How often φ is updated.
         federations: B, how many federations each of these updates sees; every one is drawn once.
         lr: The learning rate at first; from a fifth of the steps on it falls linearly to 0.
@@ -58,6 +60,7 @@ class Pretraining(Settings):
         distribution: What federations are drawn from.
     """
 
+    name: str = Field(default="own@1", pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$")
     steps: Count = 800
     federations: Count = 16
     lr: Positive = 0.01

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.parts import RoundDecision
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, read_features
+from fedunfold.rules.ranges import Notes, excess, noted, remark
 from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
 
@@ -41,10 +43,10 @@ class Decided:
     momentum: Tensor
 
 
-def initial_parameters(width: int, seed: int) -> dict[str, Tensor]:
-    """φ before pre-training, which decides as FedAvg does."""
+def layer_shapes(width: int) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of every layer, by its name."""
     own, pooled = len(CLIENT_FEATURES), len(ROUND_FEATURES)
-    shapes = {
+    return {
         "encoder.0": (width, own + pooled),
         "encoder.1": (width, width),
         "score.0": (width, 2 * width),
@@ -52,9 +54,13 @@ def initial_parameters(width: int, seed: int) -> dict[str, Tensor]:
         "step.0": (width, width + pooled),
         "step.1": (2, width),
     }
+
+
+def initial_parameters(width: int, seed: int) -> dict[str, Tensor]:
+    """φ before pre-training, which decides as FedAvg does."""
     drawn = torch.Generator().manual_seed(seed)
     found = {}
-    for name, (rows, columns) in shapes.items():
+    for name, (rows, columns) in layer_shapes(width).items():
         last = name in ("score.1", "step.1")
         weight = torch.randn(rows, columns, generator=drawn, dtype=torch.float64) / columns**0.5
         found[f"{name}.weight"] = torch.zeros_like(weight) if last else weight
@@ -71,6 +77,8 @@ class UnfoldedRule:
         horizon: T, where it is known.
         ranges: The smallest and the largest value of each feature that φ was learned on, [2, F+G]; None: not known.
         name: What it is called in tables.
+        algorithm: What it was learned for: its server optimiser, and how that treats absent clients; None: not known.
+        description: What it is, in a sentence or two.
         required_metrics: Nothing has to be reported for it.
     """
 
@@ -78,6 +86,8 @@ class UnfoldedRule:
     horizon: int | None = None
     ranges: Tensor | None = None
     name: str = "fedunfold"
+    algorithm: Algorithm | None = None
+    description: str = ""
     required_metrics: frozenset[Metric] = field(default=frozenset(), repr=False)
 
     def with_horizon(self, rounds: int | None) -> "UnfoldedRule":
@@ -101,11 +111,9 @@ class UnfoldedRule:
         of_round, of_clients = found.of_round, found.of_clients
         if self.ranges is None:
             return of_round.new_ones(()), of_clients.new_ones(len(of_clients))
-        lowest, highest = self.ranges
-        beyond = torch.relu(torch.maximum(lowest - (z := joined(found)), z - highest)) / (highest - lowest)
-        own = of_clients.shape[1]
-        excess = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
-        return (-excess).exp(), (-excess - beyond[:, :own].sum(1)).exp()
+        beyond, own = excess(joined(found), self.ranges), of_clients.shape[1]
+        e = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
+        return (-e).exp(), (-e - beyond[:, :own].sum(1)).exp()
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
@@ -120,7 +128,17 @@ class UnfoldedRule:
         found = self.read(report, state)
         with torch.no_grad():
             decided = self.decide(found, len(report.client_ids))
-        return self.settled(decided, found, report)
+        decision, after = self.settled(decided, found, report)
+        if self.ranges is None:
+            return decision, after
+        outside: Notes = (state or {}).get("outside", {})
+        return decision, after | {"outside": noted(joined(found), self.ranges, report.round, outside)}
+
+    def remarks(self, state: State) -> tuple[str, ...]:
+        """What there is to say about a run that ended in this state: where it leaned back towards FedAvg."""
+        if self.ranges is None or not (outside := (state or {}).get("outside")):
+            return ()
+        return (remark(outside, (*CLIENT_FEATURES, *ROUND_FEATURES), self.ranges),)
 
     def settled(
         self, decided: Decided, found: RoundFeatures, report: ClientUpdates
