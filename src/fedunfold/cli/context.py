@@ -20,7 +20,7 @@ from fedunfold.runs.resume import RunSpec
 from fedunfold.tracking import CallbackList
 from fedunfold.training.methods import Method, as_method, learned_method
 
-NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
+NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "processes", "track"}
 """Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
 
 
@@ -56,11 +56,10 @@ def run_spec(context: typer.Context, environment: Environment | None = None) -> 
             continue
         name = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.name)
         arguments[name] = list(map(str, value)) if isinstance(value, list | tuple) else _plain(value)
-    texts = [value for value in arguments.values() if isinstance(value, str)]
-    named = [
-        part.strip() for text in texts for part in text.split(",") if part.strip().endswith((".safetensors", ".json"))
-    ]
     arguments.pop("env", None)  # by its content, not by its name
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    named = [part for part in parts if part.endswith((".safetensors", ".json", ".toml"))]
     return RunSpec(
         str(context.command.name),
         arguments,
@@ -82,7 +81,7 @@ def followed(
     """The run's threads for the work that is worth them, a terminal that shows progress, and all trackers."""
     progress = ProgressTracker()
     with threads_for(WORTH_THREADS, folder.threads if folder else options.threads), progress.bars:
-        yield progress, trackers(progress, environment, folder, options.track)
+        yield progress, trackers(progress, f"run-{environment.name}", folder, options.track)
 
 
 def precision_of(options: RunOptions) -> dict[str, Any]:

@@ -67,7 +67,7 @@ momentum.
 ## What was measured
 
 Points of test accuracy above FedAvg on {settings.validation} federations drawn apart, which were not learned on. The
-rule is the one that did best there, after step {chosen.step} of {len(progress.losses)}, so the numbers flatter it a bit.
+rule is the one that did best there, after step {chosen.step} of {len(progress.losses)}, so they flatter it a little.
 
 {_table(("on the federations drawn apart", "value"), measured)}
 {_table(("after step", "mean gain", "worst tenth", "all rounds"), path)}

@@ -110,7 +110,7 @@ def _by_server(
         return direction, []
     server, u = rule.algorithm.server, torch.from_numpy(direction)
     origin = torch.zeros_like(u)
-    norms = report.updates.norms if isinstance(report.updates, OpenUpdates) else None
+    norms = report.entering.rows.norm(dim=1)
     info = RoundInfo(report.round, report.layout, decision.weights, norms, report.num_examples, report.num_steps)
     moved, after = server.update(origin, u, tuple(_tensors(state)) if state else server.init(origin), info)
     return moved.numpy(), [part.numpy() for part in after]
