@@ -21,7 +21,7 @@ def small_rule(**changes: Any) -> UnfoldedRule:
         for name, value in initial_parameters(WIDTH, 0).items()
     }
     ends = torch.tensor([[-6.5], [6.5]], dtype=torch.float64)
-    given = {
+    given: dict[str, Any] = {
         "ranges": ends.expand(2, len(FEATURES)).contiguous(),
         "name": "small@1",
         "algorithm": Algorithm(server=Momentum(beta=0.5), absent="remember"),

@@ -34,7 +34,8 @@ def excess(z: Tensor, ranges: Tensor) -> Tensor:
         ranges: a and b, [2, F].
     """
     lowest, highest = ranges
-    return torch.relu(torch.maximum(lowest - z, z - highest)) / (highest - lowest).clamp(min=NARROWEST)
+    beyond: Tensor = torch.maximum(lowest - z, z - highest).clamp(min=0)
+    return beyond / (highest - lowest).clamp(min=NARROWEST)
 
 
 def noted(z: Tensor, ranges: Tensor, t: int, before: Notes) -> Notes:
