@@ -34,8 +34,8 @@ def excess(z: Tensor, ranges: Tensor) -> Tensor:
         ranges: a and b, [2, F].
     """
     lowest, highest = ranges
-    beyond: Tensor = torch.maximum(lowest - z, z - highest).clamp(min=0)
-    return beyond / (highest - lowest).clamp(min=NARROWEST)
+    found: Tensor = torch.maximum(lowest - z, z - highest).clamp(min=0) / (highest - lowest).clamp(min=NARROWEST)
+    return found
 
 
 def noted(z: Tensor, ranges: Tensor, t: int, before: Notes) -> Notes:
