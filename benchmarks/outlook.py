@@ -27,7 +27,7 @@ from fedunfold.io.atomic import write_atomically
 
 CLIENTS = 5
 TRIALS = 3
-METHODS = ("fedavg", "duw-fedavg", "fedunfold")
+METHODS = ("fedavg", "duw-fedavg", "fedunfold-table")
 MNIST = Path(__file__).parent.parent / "docs" / "results" / "mnist" / "results.json"
 UNEVEN = (0.2, 0.3, 0.8, 0.9, 1.0)
 
@@ -149,9 +149,8 @@ over the samples, sole classes are at one client alone, sizes and epochs are lar
 largest less smallest. Expected is what `fedunfold env check` says of learned weights. The last two draws of the
 gaussians were chosen for their sole classes, all others were not chosen.
 
-| federation | divergence | sole classes | sizes | epochs | reliability | expected | FedAvg | duw-fedavg | fedunfold |
-|---|---|---|---|---|---|---|---|---|---|
-"""
+| federation | divergence | sole classes | sizes | epochs | reliability | expected | FedAvg | """
+HEAD += "duw-fedavg | fedunfold-table |\n|---|---|---|---|---|---|---|---|---|---|\n"
 
 
 def _write(text: str, path: Path) -> None:

@@ -20,8 +20,8 @@ CASES = {
     "dogs-a": "label skew, flaky clients",
     "dogs-b": "label skew, flaky clients, unequal epochs",
 }
-METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold", "fedavg-budget")
-SUMMARY = ("fedavg", "duw-fedavg", "fedunfold", "fedavg-budget")
+METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold-table", "fedavg-budget")
+SUMMARY = ("fedavg", "duw-fedavg", "fedunfold-table", "fedavg-budget")
 TITLES = {"fedavg-budget": "fedavg, more rounds"}
 RULE = DOCS / "results" / "rule"
 DECISIONS = ("rule without weights", "rule without s", "rule without β", "rule without weights s β")
@@ -58,8 +58,11 @@ def accuracies(methods: Sequence[str] = METHODS) -> str:
 
 def remembering() -> str:
     """What remembering absent clients brings by itself, and what learning adds to it."""
-    names = ("fedavg", "fedavg-remember", "fednova", "fednova-remember", "fedunfold")
-    rows = [["environment", *(name.replace("-", ", ") for name in names)], ["---"] + ["---:"] * len(names)]
+    names = ("fedavg", "fedavg-remember", "fednova", "fednova-remember", "fedunfold-table")
+    rows = [
+        ["environment", *(name.replace("-remember", ", remember") for name in names)],
+        ["---"] + ["---:"] * len(names),
+    ]
     for case in ("dogs-a", "dogs-b"):
         entries = cases()[case]
         rows.append([case, *(f"{statistics.fmean(final(entries[name])):.1f}" for name in names)])
@@ -130,7 +133,7 @@ def draw(path: Path) -> None:
     """Points gained over FedAvg by learned weights, and by FedAvg with as many rounds as learning them took."""
     from matplotlib.figure import Figure
 
-    shown = {"duw-fedavg": "learned (duw-fedavg)", "fedunfold": "recommended (fedunfold)"}
+    shown = {"duw-fedavg": "learned (duw-fedavg)", "fedunfold-table": "recommended (fedunfold-table)"}
     shown["fedavg-budget"] = "FedAvg with the rounds that learning took"
     colours = ["#0072B2", "#D55E00", "#999999"]
     figure = Figure(figsize=(7.5, 4), layout="constrained")

@@ -51,14 +51,15 @@ if TYPE_CHECKING:
     from fedunfold.local import nova as nova
     from fedunfold.local import prox as prox
     from fedunfold.local import sgd as sgd
+    from fedunfold.models import load_once as load_once
     from fedunfold.models import lora as lora
-    from fedunfold.models import pretrained as pretrained
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
     from fedunfold.rules.fixed import fixed as fixed
     from fedunfold.rules.formula import unfolded_formula as unfolded_formula
     from fedunfold.rules.learned import LearnedWeights as LearnedWeights
+    from fedunfold.rules.pretrained import pretrained as pretrained
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
     from fedunfold.rules.uniform import uniform as uniform
@@ -90,13 +91,14 @@ _HOMES = {
     "aggregation": ("krum", "median", "trimmed_mean"),
     "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
-    "models": ("lora", "pretrained"),
+    "models": ("load_once", "lora"),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
     "rules.fixed": ("fixed",),
     "rules.formula": ("unfolded_formula",),
     "rules.learned": ("LearnedWeights",),
+    "rules.pretrained": ("pretrained",),
     "rules.rule": ("rule",),
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),

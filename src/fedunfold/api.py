@@ -20,7 +20,7 @@ from fedunfold.core.settings import is_count
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import Weigh, WeightingRule
+from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, for_rounds
 from fedunfold.tracking import Callback, CallbackList, callback_scope
 from fedunfold.training.comparison import Comparison, MethodResult
 from fedunfold.training.loop import run_rounds
@@ -95,8 +95,9 @@ def run(
 
     Args:
         env: An environment, the name of a bundled one, or a TOML file.
-        method: A method or its name, or a weighting rule, which is used with plain FedAvg; learned weights are used
-            with what they were learned for. A method that learns its weights has to come with them.
+        method: A method or its name, or a weighting rule, which is used with plain FedAvg; learned weights and
+            pre-trained rules are used with what they were learned for. A method that learns its weights has to come
+            with them.
         trial: Which trial's randomness to draw.
         model: A function that builds a classifier in place of the environment's own.
         device: ``cpu`` or ``cuda``.
@@ -123,7 +124,8 @@ def run(
     held = HeldOut.of(federation, model, dtype)
     digest = _digest(federation, model)
     _check_fit(chosen.rule, federation, digest)
-    parts = {"method": chosen.name, "rule": chosen.rule.name, "algorithm": chosen.algorithm.describe(), "trial": trial}
+    parts = {"method": chosen.name, **describe_rule(chosen.rule), "trial": trial}
+    parts |= {"algorithm": chosen.algorithm.describe()}
     with callback_scope(callback, _described("run", federation, dtype) | parts) as callbacks:
         only = range(trial, trial + 1)
         (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint, held)
@@ -178,8 +180,8 @@ def compare(
 
     Args:
         env: An environment, the name of a bundled one, or a TOML file.
-        methods: Names (`fedavg`, `duw-fednova`, …), weighting rules (used with plain FedAvg), learned weights (used
-            with what they were learned for), or `Method`s.
+        methods: Names (`fedavg`, `duw-fednova`, …), weighting rules (used with plain FedAvg), learned weights or
+            pre-trained rules (used with what they were learned for), or `Method`s.
         trials: Runs of each method.
         learning: How weights are learned; by default as each method has it.
         model: A function that builds a classifier in place of the environment's own.
@@ -224,6 +226,7 @@ def compare(
         "trials": trials,
         "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
         "learning": {entry.name: asdict(entry.learning) for entry in chosen if entry.rule is None},
+        "rules": {entry.name: describe_rule(entry.rule) for entry in chosen if entry.rule is not None},
     }
     results = []
     with callback_scope(callback, _described("compare", federation, dtype) | settings) as callbacks:
@@ -266,6 +269,8 @@ def _run_trials(
 ) -> tuple[RunResult, ...]:
     """Trials of a method, as many together as the federation says is worth it; checkpoints by the first of them."""
     assert chosen.rule is not None
+    rounds = federation.environment.rounds
+    rule = for_rounds(chosen.rule, rounds)
     runs: list[RunResult] = []
     for first in trials[:: federation.max_parallel_runs]:
 
@@ -277,8 +282,8 @@ def _run_trials(
         together = range(first, min(first + federation.max_parallel_runs, trials.stop))
         outcomes = run_rounds(
             federation,
-            chosen.rule,
-            federation.environment.rounds,
+            rule,
+            rounds,
             [f"trial-{trial}" for trial in together],
             algorithm=chosen.algorithm,
             digest=digest,

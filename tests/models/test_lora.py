@@ -53,7 +53,7 @@ def folder_of(kind: str, tmp_path: Path, dtype: torch.dtype = torch.float32) -> 
     return tiny_vit(tmp_path / kind, dtype) if kind == "vit" else tiny_decoder(tmp_path / kind, dtype)
 
 
-def adapted(kind: str, tmp_path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> fu.pretrained:
+def adapted(kind: str, tmp_path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> fu.load_once:
     folder, task = folder_of(kind, tmp_path, dtype), fu.classification(3) if kind == "vit" else fu.next_token(TOKENS)
     return fu.lora(folder, task, r=RANK, **settings)
 

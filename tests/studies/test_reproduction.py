@@ -64,8 +64,8 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> Non
         assert shown in text
     assert (tmp_path / "one" / "dogs.png").stat().st_size > 10_000
     document = json.loads((tmp_path / "one" / "results.json").read_text())["cases"][case.name]
-    assert np.shape(document["fedunfold"]["accuracies"]) == (2, 3)
-    assert len(document["fedunfold"]["settings"]["algorithm"]["step_sizes"]) == 3
+    assert np.shape(document["fedunfold-table"]["accuracies"]) == (2, 3)
+    assert len(document["fedunfold-table"]["settings"]["algorithm"]["step_sizes"]) == 3
     assert json.loads((tmp_path / "one" / "made.json").read_text())["process_seconds"] >= 0
 
 
@@ -91,7 +91,7 @@ def test_the_largest_fall() -> None:
 def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedunfold.io.checkpoint.CHECKPOINT_SECONDS", 0.0)
     case = StudyCase(tiny(participation_probability=0.8))
-    run = [row for row in short_rows(case.env, iterations=6) if row.name == "fedunfold"]
+    run = [row for row in short_rows(case.env, iterations=6) if row.name == "fedunfold-table"]
     whole, parts = StudyRecords(tmp_path / "whole"), StudyRecords(tmp_path / "parts")
 
     def stop(name: str, cost: float) -> None:
@@ -104,11 +104,11 @@ def test_a_learning_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest
     heard: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         run_jobs([learning], parts, "cpu", 1, stop)
-    assert parts.checkpoint(case, "fedunfold").exists()
+    assert parts.checkpoint(case, "fedunfold-table").exists()
     run_jobs([learning], parts, "cpu", 1, lambda name, cost: heard.append(name))
     assert len(heard) == 4 + 1 + 2, "stopped in the fourth iteration; then what was kept, and the last two"
-    assert not parts.checkpoint(case, "fedunfold").exists()
-    files = [records.folder / case.name / "fedunfold" / "weights.safetensors" for records in (whole, parts)]
+    assert not parts.checkpoint(case, "fedunfold-table").exists()
+    files = [records.folder / case.name / "fedunfold-table" / "weights.safetensors" for records in (whole, parts)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -183,7 +183,7 @@ def test_rounds_to_a_milestone() -> None:
 
 def test_variants_change_one_thing_each() -> None:
     ours, *others = [e for e in list_rows("variants", tiny(), SETTING) if e.learning is not None]
-    assert ours.name == "fedunfold"
+    assert ours.name == "fedunfold-table"
     fields = ("base", "local", "absent", "learning")
     seen = [tuple(getattr(row, name) for name in fields) for row in (ours, *others)]
     assert len({str(row) for row in seen}) == len(seen), "two variants are the same"
@@ -309,9 +309,9 @@ def test_records_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
 
 def test_weights_learned_in_another_way_are_not_taken(tmp_path: Path) -> None:
     records, case = StudyRecords(tmp_path), StudyCase(tiny())
-    run = [row for row in short_rows(case.env) if row.name == "fedunfold"]
+    run = [row for row in short_rows(case.env) if row.name == "fedunfold-table"]
     work(case, run, records, most=1)
-    other = [row for row in short_rows(case.env, iterations=3) if row.name == "fedunfold"]
+    other = [row for row in short_rows(case.env, iterations=3) if row.name == "fedunfold-table"]
     with pytest.raises(InputError, match="learned in another way"):
         work(case, other, records)
 

@@ -15,7 +15,8 @@ from fedunfold.tracking import CallbackList
 from tests.support.federations import tiny
 
 QUICK = fu.Learning(iterations=2)
-EVENTS = ("on_start", "on_outer_step", "on_round_end", "on_trial_end", "on_results", "on_end", "on_artifacts")
+OF_RUNS = ("on_start", "on_outer_step", "on_round_end", "on_trial_end", "on_results", "on_end", "on_artifacts")
+EVENTS = (*OF_RUNS, "on_pretraining_step")
 
 
 class Recorder(fu.Callback):
@@ -118,7 +119,7 @@ class Failing(Recorder):
         setattr(self, event, fail)
 
 
-@pytest.mark.parametrize("event", EVENTS[:-1])
+@pytest.mark.parametrize("event", OF_RUNS[:-1])
 def test_a_failing_tracker_does_not_end_the_run(event: str) -> None:
     failing, sound, said = Failing(event), Recorder(), list[str]()
     callbacks = CallbackList(failing, sound, log=said.append)

@@ -127,7 +127,7 @@ def test_learning_inside_a_comparison_can_be_stopped() -> None:
         def on_outer_step(self, method: str, so_far: Any, iterations: int) -> bool:
             return method == "duw-fedavg" and len(so_far.losses) == 2
 
-    learning, both = fu.Learning(iterations=3), ["duw-fedavg", "fedunfold"]
+    learning, both = fu.Learning(iterations=3), ["duw-fedavg", "fedunfold-table"]
     stopped, whole = fu.compare(tiny(), both, trials=1, learning=learning, callback=Impatient()).methods
     assert stopped.learned is not None
     assert len(stopped.learned.losses) == 2

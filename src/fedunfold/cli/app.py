@@ -13,6 +13,7 @@ from fedunfold.cli.env import app as environments
 from fedunfold.cli.export import export
 from fedunfold.cli.learn import learn
 from fedunfold.cli.predict import predict
+from fedunfold.cli.pretrain import pretrain
 from fedunfold.cli.repeat import repeat
 from fedunfold.cli.report import report
 from fedunfold.cli.reproduce import reproduce
@@ -40,6 +41,7 @@ app = CommandGroup(
 )
 app.example("fedunfold demo")(demo)
 app.example("fedunfold learn digits-label-skew --out runs/digits --adjoint exact")(learn)
+app.example("fedunfold pretrain settings.toml --out runs/rule")(pretrain)
 app.example("fedunfold run digits-label-skew --rule dr:q=1 --absent drop")(run)
 app.example("fedunfold compare digits-flaky --methods fedavg,fednova,fedunfold --trials 5")(compare)
 app.example("fedunfold report runs/demo")(report)

@@ -36,7 +36,7 @@ def compare(
     """Compare methods over several trials; those with learned weights (duw-…) learn them first.
 
     Args:
-        methods: Names, and files of learned weights, separated by commas.
+        methods: Names, and files of learned weights or of pre-trained rules, separated by commas.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
         leave_out: Train without each client in turn, and test on its rows.
     """
@@ -54,7 +54,7 @@ def _leave_out(
     learning: opt.LearningOptions,
 ) -> None:
     """Compare the methods without each client, show what came out, and save it."""
-    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
+    from fedunfold.cli.context import described_rules, environment_of, folder_for, followed, precision_of
     from fedunfold.leave_out import leave_one_out
     from fedunfold.runs.artifacts import of_left_out
 
@@ -68,9 +68,8 @@ def _leave_out(
             console.print_json({**found.as_json(), "folder": str(folder.path)})
         else:
             console.out.print(console.table(found.title, found.heads, found.rows()))
-        tracker.on_artifacts(
-            folder.write(environment, of_left_out(found), methods=names, learning=learning, parts=parts)
-        )
+        described = {"methods": names, "rules": described_rules(chosen), "learning": learning, "parts": parts}
+        tracker.on_artifacts(folder.write(environment, of_left_out(found), **described))
         if options.output == "text":
             console.say(f"the table is in {folder.path}")
 
@@ -86,7 +85,7 @@ def _compare(
 ) -> None:
     """Compare the methods, show what came out, and save it; a command that has its own folder also shows weights."""
     from fedunfold import api
-    from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
+    from fedunfold.cli.context import described_rules, environment_of, folder_for, followed, precision_of
     from fedunfold.runs.artifacts import of_comparison
 
     environment = environment_of(env, options)
@@ -119,7 +118,8 @@ def _compare(
                 console.note(result.warnings, result.name)
         unfinished = {} if isinstance(ending, FedunfoldError) else progress.learned
         files = of_comparison(environment, comparison, unfinished)
-        written = folder.write(environment, files, methods=names, trials=trials, learning=learning, parts=parts)
+        described = {"methods": names, "rules": described_rules(chosen), "learning": learning, "parts": parts}
+        written = folder.write(environment, files, **described, trials=trials)
         tracker.on_artifacts(written)
         if options.output == "text":
             console.say(f"records and figures are in {folder.path}")

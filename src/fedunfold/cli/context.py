@@ -1,6 +1,6 @@
 """What a command needs before any work begins: environment, folder, method, threads, trackers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from fedunfold.cli.trackers import ProgressTracker, trackers
 from fedunfold.config import Environment, environment
 from fedunfold.core.threading import WORTH_THREADS, threads_for
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.rules.rule import describe_rule
+from fedunfold.rules.rule_file import is_rule_file, load_rule
 from fedunfold.runs.folder import RunFolder
 from fedunfold.runs.resume import RunSpec
 from fedunfold.tracking import CallbackList
-from fedunfold.training.methods import Method, learned_method
+from fedunfold.training.methods import Method, as_method, learned_method
 
-NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "track"}
+NOT_SPECIFIED = {"out", "overwrite", "resume", "output", "threads", "jobs", "processes", "track"}
 """Where a run is saved, how it is shown and how fast it is: options that do not change what it computes."""
 
 
@@ -54,11 +56,10 @@ def run_spec(context: typer.Context, environment: Environment | None = None) -> 
             continue
         name = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.name)
         arguments[name] = list(map(str, value)) if isinstance(value, list | tuple) else _plain(value)
-    texts = [value for value in arguments.values() if isinstance(value, str)]
-    named = [
-        part.strip() for text in texts for part in text.split(",") if part.strip().endswith((".safetensors", ".json"))
-    ]
     arguments.pop("env", None)  # by its content, not by its name
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    named = [part for part in parts if part.endswith((".safetensors", ".json", ".toml"))]
     return RunSpec(
         str(context.command.name),
         arguments,
@@ -80,7 +81,7 @@ def followed(
     """The run's threads for the work that is worth them, a terminal that shows progress, and all trackers."""
     progress = ProgressTracker()
     with threads_for(WORTH_THREADS, folder.threads if folder else options.threads), progress.bars:
-        yield progress, trackers(progress, environment, folder, options.track)
+        yield progress, trackers(progress, f"run-{environment.name}", folder, options.track)
 
 
 def precision_of(options: RunOptions) -> dict[str, Any]:
@@ -88,8 +89,15 @@ def precision_of(options: RunOptions) -> dict[str, Any]:
     return {"device": options.device, "dtype": getattr(torch, options.dtype)}
 
 
+def described_rules(methods: Sequence[Method]) -> dict[str, Any]:
+    """By the method: its rule's name, and what stands for the rule's weights or parameters."""
+    return {method.name: describe_rule(method.rule) for method in methods if method.rule is not None}
+
+
 def method_from_file(path: Path, environment: Environment, mapped: bool) -> Method:
-    """Learned weights as a method, checked against the environment before anything runs."""
+    """A pre-trained rule as a method, or learned weights, checked against the environment before anything runs."""
+    if is_rule_file(path):
+        return as_method(load_rule(path))
     data = environment.load()
     learned = LearnedWeights.load(path)
     fitting = learned.adapt(data.keys, environment.rounds, environment.digest(data), allow_mapping=mapped)

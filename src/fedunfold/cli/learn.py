@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
+from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedunfold.config import Environment
@@ -27,17 +28,22 @@ def learn(
     """Learn aggregation weights for an environment, and save them.
 
     Args:
-        method: What the weights are for: duw-fedavg, duw-fednova, fedunfold, …
+        method: What the weights are for: duw-fedavg, duw-fednova, fedunfold-table, …
         absent_loss: Whether absent clients' losses count while weights are learned.
         fraction: Part of its data that each client learns weights with.
     """
     from fedunfold.api import learn_weights
     from fedunfold.cli.context import environment_of, folder_for, followed, precision_of
+    from fedunfold.rules.parametric import ParametricRule
     from fedunfold.runs.artifacts import of_learning
     from fedunfold.training import methods
 
     environment = environment_of(env, options)
     chosen = methods.changed(methods.method(method), **asdict(parts))
+    if isinstance(chosen.rule, ParametricRule):
+        raise InputError(
+            f"method {method} needs no learning: run it; fedunfold-table learns weights for an environment."
+        )
     how = learning.applied_to(chosen.learning, environment)
     algorithm = replace(chosen.algorithm, absent_loss=absent_loss)
     interrupted = False

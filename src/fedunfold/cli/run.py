@@ -29,13 +29,20 @@ def run(
     Args:
         method: A method's name, such as fednova; by default fedavg.
         rule: Weights: size, uniform, dr:q=1, fedadp:beta=7, fedfa.
-        weights: Learned weights (.safetensors).
+        weights: Learned weights, or a pre-trained rule (.safetensors).
         mapped: Map weights by client key and round to this federation.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
         trial: Which trial's randomness to draw.
     """
     from fedunfold import api
-    from fedunfold.cli.context import environment_of, folder_for, followed, method_from_file, precision_of
+    from fedunfold.cli.context import (
+        described_rules,
+        environment_of,
+        folder_for,
+        followed,
+        method_from_file,
+        precision_of,
+    )
     from fedunfold.core.task import finite
     from fedunfold.runs.artifacts import of_run
     from fedunfold.training import methods
@@ -64,7 +71,8 @@ def run(
                 raise Stopped(f"stopped after {so_far}; the same command resumes from them.") from None
         if folder is not None:
             files = of_run(environment, chosen.name, result)
-            written = folder.write(environment, files, method=chosen.name, algorithm=chosen.algorithm, trial=trial)
+            described = {"method": chosen.name, "rules": described_rules([chosen])}
+            written = folder.write(environment, files, **described, algorithm=chosen.algorithm, trial=trial)
             tracker.on_artifacts(written)
     last = result.evaluations[-1]
     primary, factor = last.primary, last.primary.factor()

@@ -42,7 +42,9 @@ def list_(folder: In = RUNS, output: opt.Format = "text") -> None:
     for name in ("run", "what", "methods", "result", "state"):
         table.add_column(name, overflow="fold", no_wrap=name == "state")
     for run in found:
-        about = (str(run.settings.get(name, "?")) for name in ("command", "environment"))
+        # A rule is learned in no single environment; it has a name.
+        of = run.settings.get("environment", run.settings.get("name", "?"))
+        about = str(run.settings.get("command", "?")), str(of)
         names = [str(row.get("method", "learned")) for row in run.results] or run.methods
         made = run.made.astimezone().strftime("%Y-%m-%d %H:%M") if run.made else ""
         state = f"{run.state}, {decimal(run.size)}\n{made}"

@@ -8,7 +8,6 @@ from typing import Any
 from rich.progress import TaskID
 
 from fedunfold.cli import console
-from fedunfold.config import Environment
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.registry import unknown
@@ -31,12 +30,14 @@ class ProgressTracker(Callback):
         self.bars = console.progress()
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
+        self._validated = ""
+        self.steps_made = 0  # of pre-training, those before an interruption included
         self.rounds_made = 0  # of the last trial, those before an interruption included
         self.learned: dict[str, LearnedWeights] = {}
         self.runs: dict[str, list[RunResult]] = {}
 
     def on_start(self, settings: Mapping[str, Any]) -> None:
-        self._rounds = settings["rounds"] * settings.get("trials", 1)
+        self._rounds = settings.get("rounds", 0) * settings.get("trials", 1)
 
     def on_outer_step(self, method: str, so_far: LearnedWeights, iterations: int) -> None:
         self.learned[method] = so_far
@@ -49,6 +50,13 @@ class ProgressTracker(Callback):
         primary = evaluation.primary
         note = f"{primary.text(primary.factor() * evaluation.score)}{primary.unit()}"
         self.bars.update(task, advance=1, note=note)
+
+    def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        self.steps_made = step
+        if "validation_mean" in values:
+            self._validated = f", validation {values['validation_mean']:+.2f} points"
+        note = f"loss {values['loss']:.3f} of FedAvg's{self._validated}"
+        self.bars.update(self._task("pre-training", steps), completed=step, note=note)
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)
@@ -72,10 +80,10 @@ class ProgressTracker(Callback):
 
 
 def trackers(
-    progress: ProgressTracker, environment: Environment, folder: RunFolder | None, wanted: Sequence[str] | None
+    progress: ProgressTracker, name: str, folder: RunFolder | None, wanted: Sequence[str] | None
 ) -> CallbackList:
     """The terminal, the live file where the run has a folder, and the trackers requested, under the folder's name."""
-    name = f"run-{environment.name}" if folder is None else folder.path.absolute().name
+    name = name if folder is None else folder.path.absolute().name
     live = [] if folder is None else [JsonLines(folder.path / PROGRESS)]
     return CallbackList(progress, *live, *(_tracker(where, name) for where in wanted or ()), log=console.warn)
 

@@ -6,8 +6,8 @@ A hint, not a bound; docs/results/outlook compares it with what was gained, over
   where several classes were held so.
 - Labels that differ without that: a large gain in one run, next to nothing in the others, so perhaps.
 - Epochs or participation probabilities that differ by much: a few points on MNIST and on the digits.
-- Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold` gained some points there too,
-  for it also learns the server's steps, and where many are absent it gained by remembering them.
+- Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold-table` gained some points there
+  too, for it also learns the server's steps, and where many are absent it gained by remembering them.
 - On an easy task nothing was gained without sole classes: FedAvg had left nothing to gain. That cannot be seen from the
   clients, so even what is likely may not come true.
 """
@@ -81,7 +81,7 @@ def recommend(found: Heterogeneity) -> Recommendation:
     if found.expected_present <= ABSENT * len(found.divergence):
         perhaps.append(
             f"only {found.expected_present:.3g} of {len(found.divergence)} clients are expected in a round; "
-            "the method fedunfold also remembers the absent ones' last updates."
+            "the method fedunfold-table also remembers the absent ones' last updates."
         )
     warnings = []
     if found.nobody >= OFTEN:

@@ -3,7 +3,7 @@
 Rounds are counted from 1 here, as tables and figures show them. What cannot continue is a `DivergenceError` instead.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -14,6 +14,7 @@ from fedunfold.core.messages import RejectedUpdate
 IN_A_ROW = 3  # rounds without participants are bad luck up to here
 COLLAPSED = 0.99  # of a round's weight on one client
 FEW = 12  # rounds or clients that are listed one by one
+WORST = 3  # features that are named
 
 
 def of_run(
@@ -77,6 +78,24 @@ def of_learning(
             "in float64, or let rounds share their weights (tie_rounds)."
         )
     return tuple(found)
+
+
+def of_ranges(met: Mapping[str, tuple[float, float, float]], rounds: Sequence[Sequence[int]]) -> str:
+    """A warning about features that a pre-trained rule was not learned for.
+
+    Args:
+        met: By the feature, the worst first: the value farthest out, and the range it was learned on.
+        rounds: In which rounds each was out of range, from 1.
+    """
+    named = [
+        f"'{name}' was {value:.3g} (learned on {lowest:.3g} to {highest:.3g}) in {_listed('round', when)}"
+        for (name, (value, lowest, highest)), when in zip(met.items(), rounds, strict=True)
+    ]
+    more = f"; {len(named) - WORST} more features" if len(named) > WORST else ""
+    return (
+        f"the federation is unlike those that the rule was learned on: {'; '.join(named[:WORST])}{more}. There it "
+        "leaned towards weights by size; compare it with fedavg before you rely on it."
+    )
 
 
 def _rejections(entries: Iterable[RejectedUpdate], rounds: int) -> Iterable[str]:

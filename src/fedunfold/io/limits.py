@@ -88,5 +88,6 @@ RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Py
 LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round
 FEDERATION_BYTES = Limit("FEDERATION_BYTES", 2**26, "bytes of a federation's record")  # counts by client and class
 WEIGHTS_BYTES = Limit("WEIGHTS_BYTES", 2**29, "bytes of a file of learned weights")  # Θ at every outer iteration
+RULE_BYTES = Limit("RULE_BYTES", 2**22, "bytes of a rule file")  # the rule we ship takes less than 200 kB
 HEADER_BYTES = Limit("HEADER_BYTES", 16 * 2**20, "bytes of a .safetensors header")  # JSON too
 UNPACKED_BYTES = Limit("UNPACKED_BYTES", 2**27, "bytes unpacked from a small .npz")  # see data/npz.py

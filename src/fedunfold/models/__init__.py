@@ -1,6 +1,6 @@
 """Models of which only a part is trained: what is frozen is loaded once and never sent."""
 
+from fedunfold.models.load_once import LoadOnce as load_once
 from fedunfold.models.lora import lora
-from fedunfold.models.pretrained import Pretrained as pretrained
 
-__all__ = ["lora", "pretrained"]
+__all__ = ["load_once", "lora"]

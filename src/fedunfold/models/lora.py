@@ -15,7 +15,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.extras import HUB_ERRORS, import_extra, quiet
 from fedunfold.core.params import place_model
 from fedunfold.core.task import Task
-from fedunfold.models.pretrained import Pretrained, reset_trainable
+from fedunfold.models.load_once import LoadOnce, reset_trainable
 
 NEEDS = "adapters need peft and transformers; run: pip install 'fedunfold[peft]'"
 ADAPTER = "default"  # peft's name for the only one
@@ -49,7 +49,7 @@ def lora(
     dropout: float = 0.0,
     train_modules: Sequence[str] = (),
     dtype: torch.dtype | None = None,
-) -> Pretrained:
+) -> LoadOnce:
     """A pretrained transformer of which clients train low-rank adapters:  W x becomes W x + (α/r) B A x.
 
     W stays as it was loaded, in its own precision, and is never sent. Every run starts from random A and B = 0, as the
@@ -108,7 +108,7 @@ def lora(
             raise InputError(f"the model takes no adapters: {str(error).splitlines()[0]}") from error
         return place_model(Adapted(module), torch.device("cpu"), torch.promote_types(_precision(module), torch.float32))
 
-    return Pretrained(build, partial(_initialize, peft))
+    return LoadOnce(build, partial(_initialize, peft))
 
 
 def _initialize(peft: Any, module: nn.Module) -> None:

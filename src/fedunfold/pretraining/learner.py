@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedunfold.core.errors import FedunfoldError
@@ -45,6 +46,7 @@ class Pretraining(Settings):
     """How a rule is learned.
 
     Attributes:
+        name: What the rule is called, with its version.
         family: A network, one for secure sums, which is best learned with `remembered` 0 in the distribution, or a
             formula.
         steps: How often φ is updated.
@@ -62,10 +64,11 @@ class Pretraining(Settings):
         distribution: What federations are drawn from.
     """
 
+    name: str = Field(default="own@1", pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$")
     family: Family = "network"
-    steps: Count = 480
-    federations: Count = 16
-    lr: Positive = 0.008
+    steps: Count = 140
+    federations: Count = 48
+    lr: Positive = 0.01
     clip: Positive = 0.3
     caution: Positive = 6.0
     width: Count = 64
@@ -73,7 +76,7 @@ class Pretraining(Settings):
     adjoint: AdjointKind = "exact"
     server: str = "grafted"
     validation: Count = 192
-    every: Count = 100
+    every: Count = 20
     patience: Count = 5
     distribution: Distribution = Distribution()
 

@@ -70,4 +70,5 @@ class Pictures:
         )
         ink = (rows[:, :, :, None] * columns[:, :, None, :]).max(1).reshape(count, -1)
         ink = np.clip(ink + self.noise * rng.normal(size=ink.shape), 0, 1)
-        return (self.low + (self.high - self.low) * ink).astype(np.float32)
+        seen: NDArray[np.float64] = self.low + (self.high - self.low) * ink
+        return seen.astype(np.float32)

@@ -19,7 +19,9 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
+from fedunfold.core.parts import SERVER_OPTIMIZERS
 from fedunfold.core.settings import Positive, Settings
 from fedunfold.rules.features import RoundFeatures
 from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share
@@ -185,5 +187,6 @@ def unfolded_formula() -> FormulaRule:
     >>> print(unfolded_formula())  # doctest: +ELLIPSIS
     weight of client k ∝ N_k · ...
     """
+    algorithm = Algorithm(server=SERVER_OPTIMIZERS.make("grafted"), absent="remember")
     text = files("fedunfold.rules").joinpath("shipped", "formula.toml").read_text("utf-8")
-    return FormulaText(**tomllib.loads(text)).rule()
+    return replace(FormulaText(**tomllib.loads(text)).rule(), algorithm=algorithm)

@@ -5,8 +5,8 @@ decide.
     u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [e^−2, e^2],   β ∈ [0, 0.9]
     w_{t+1} = w_t + (1 − a) u_t + a (server(w_t, u_t) − w_t)             a ∈ [0, 1]
 
-How score, s, β and a follow from what was read (`features`) is what the kinds of rules differ in. Where the score, log s,
-β and a are 0 it is FedAvg: Θ = p, s = 1.
+How score, s, β and a follow from what was read (`features`) is what the kinds of rules differ in. Where the score,
+log s, β and a are 0 it is FedAvg: Θ = p, s = 1.
 
 Where features lie outside the range [a, b] that φ was learned on, a rule leans back towards FedAvg: with the excess
 e = Σ max(0, a − z, z − b)/(b − a) over the features of the round, and e_k with those of client k too, the score is
@@ -21,9 +21,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.parts import RoundDecision
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, needs_of, read_features
+from fedunfold.rules.ranges import Notes, excess, noted, remark
 from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
 
@@ -53,6 +55,8 @@ class ParametricRule(ABC):
         horizon: T, where it is known.
         ranges: The smallest and the largest value of each feature that φ was learned on, [2, F+G]; None: not known.
         name: What it is called in tables.
+        algorithm: What it was learned for: its server optimiser, and how that treats absent clients; None: not known.
+        description: What it is, in a sentence or two.
         client_features: What it reads of each client.
         round_features: What it reads of the round.
         required_metrics: What clients have to report for it: the norms of updates that it cannot measure itself.
@@ -62,6 +66,8 @@ class ParametricRule(ABC):
     horizon: int | None = None
     ranges: Tensor | None = None
     name: str = "fedunfold"
+    algorithm: Algorithm | None = None
+    description: str = ""
     client_features: tuple[str, ...] = CLIENT_FEATURES
     round_features: tuple[str, ...] = ROUND_FEATURES
     required_metrics: frozenset[Metric] = field(init=False, repr=False)
@@ -98,11 +104,9 @@ class ParametricRule(ABC):
         of_round, of_clients = found.of_round, found.of_clients
         if self.ranges is None:
             return of_round.new_ones(()), of_clients.new_ones(len(of_clients))
-        lowest, highest = self.ranges
-        beyond = torch.relu(torch.maximum(lowest - (z := joined(found)), z - highest)) / (highest - lowest)
-        own = of_clients.shape[1]
-        excess = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
-        return (-excess).exp(), (-excess - beyond[:, :own].sum(1)).exp()
+        beyond, own = excess(joined(found), self.ranges), of_clients.shape[1]
+        e = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
+        return (-e).exp(), (-e - beyond[:, :own].sum(1)).exp()
 
     def read(self, report: ClientUpdates, state: State) -> RoundFeatures:
         """The features of a round."""
@@ -114,7 +118,17 @@ class ParametricRule(ABC):
         found = self.read(report, state)
         with torch.no_grad():
             decided = self.decide(found, len(report.client_ids))
-        return self.settled(decided, found)
+        decision, after = self.settled(decided, found)
+        if self.ranges is None:
+            return decision, after
+        outside: Notes = (state or {}).get("outside", {})
+        return decision, after | {"outside": noted(joined(found), self.ranges, report.round, outside)}
+
+    def remarks(self, state: State) -> tuple[str, ...]:
+        """What there is to say about a run that ended in this state: where it leaned back towards FedAvg."""
+        if self.ranges is None or not (outside := (state or {}).get("outside")):
+            return ()
+        return (remark(outside, (*self.client_features, *self.round_features), self.ranges),)
 
     def settled(self, decided: Decided, found: RoundFeatures) -> tuple[RoundDecision, dict[str, Any]]:
         """The decision in plain numbers, and the state for the next round."""

@@ -105,6 +105,12 @@ def for_rounds(rule: WeightingRule, rounds: int) -> WeightingRule:
     return rule if told is None else told(rounds)
 
 
+def remarks_of(rule: WeightingRule, state: State) -> tuple[str, ...]:
+    """What a rule says, a line each, about a run that ended in this state: one that has `remarks` is asked."""
+    asked: Callable[[State], tuple[str, ...]] | None = getattr(rule, "remarks", None)
+    return () if asked is None else asked(state)
+
+
 def describe_rule(rule: WeightingRule) -> dict[str, Any]:
     """What a checkpoint says of the rule it belongs to: its name, and fingerprints of its weights or parameters.
 

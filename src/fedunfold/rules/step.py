@@ -13,7 +13,8 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUpdates
-from fedunfold.core.parts import RoundDecision
+from fedunfold.core.parts import RoundDecision, RoundInfo
+from fedunfold.rules.parametric import ParametricRule
 from fedunfold.rules.rule import WeightingRule, decide, requested_metrics
 
 Arrays = Sequence[ArrayLike] | NDArray[Any]
@@ -35,6 +36,10 @@ def step(
 
         u = s Σ_k Θ_k Δ_k + β u of the round before,      Δ_k = w_k − w,      next model: w + u
 
+    A pre-trained rule comes with the server optimiser it was learned for, and gives what that makes of u; its state is
+    kept with the rest. Such an optimiser is not told w, so its step must not depend on w itself; none of this package's
+    does.
+
     Only clients whose updates are given enter the round; the others count as in `absent="drop"`. Without any update
     u = 0 and nothing else changes but the number of the round.
 
@@ -50,7 +55,8 @@ def step(
         max_examples_ratio: N_k counts up to this many times the median of the others; None believes everybody.
 
     Returns:
-        u with the shapes and types of a client's arrays; what was decided, Θ in the order of the updates; the state.
+        The global update, u or what the rule's server makes of it, with the shapes and types of a client's arrays;
+        what was decided, Θ in the order of the updates; the state.
 
     Raises:
         InputError: Updates are not alike or not finite, or numbers are missing or impossible.
@@ -93,8 +99,24 @@ def step(
     direction = decision.step * mean
     if decision.momentum and known["direction"] is not None:
         direction = direction + decision.momentum * known["direction"]
-    after = {"round": t, "direction": direction, "previous": mean, "rule": _without_tensors(remembered)}
-    return _split(direction, clients[0]), replace(decision, weights=decision.weights.clone()), after
+    update, optimizer = _by_server(rule, direction, report, decision, known.get("server"))
+    after = {"round": t, "direction": direction, "previous": mean}
+    after |= {"rule": _without_tensors(remembered), "server": optimizer}
+    return _split(update, clients[0]), replace(decision, weights=decision.weights.clone()), after
+
+
+def _by_server(
+    rule: WeightingRule, direction: NDArray[np.float64], report: ClientUpdates, decision: RoundDecision, state: Any
+) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """The step that the rule's server optimiser makes along u, if the rule has one, and the optimiser's state."""
+    if not (isinstance(rule, ParametricRule) and rule.algorithm is not None):
+        return direction, []
+    server, u = rule.algorithm.server, torch.from_numpy(direction)
+    origin = torch.zeros_like(u)
+    norms = report.entering.rows.norm(dim=1)
+    info = RoundInfo(report.round, report.layout, decision.weights, norms, report.num_examples, report.num_steps)
+    moved, after = server.update(origin, u, tuple(_tensors(state)) if state else server.init(origin), info)
+    return torch.lerp(u, moved, decision.trust).numpy(), [part.numpy() for part in after]
 
 
 def _arrays(own: Arrays) -> list[NDArray[Any]]:

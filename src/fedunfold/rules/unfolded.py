@@ -23,6 +23,18 @@ from fedunfold.rules.features import (
 from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share, joined
 
 
+def layer_shapes(width: int, own: int, pooled: int) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of every layer, by its name, for F = `own` client features and G = `pooled` of the round."""
+    return {
+        "encoder.0": (width, own + pooled),
+        "encoder.1": (width, width),
+        "score.0": (width, 2 * width),
+        "score.1": (1, width),
+        "step.0": (width, width + pooled),
+        "step.1": (3, width),
+    }
+
+
 def initial_parameters(
     width: int, seed: int, own: int = len(CLIENT_FEATURES), pooled: int = len(ROUND_FEATURES)
 ) -> dict[str, Tensor]:
@@ -34,17 +46,9 @@ def initial_parameters(
         own: F, how many features of a client it reads.
         pooled: G, how many of the round.
     """
-    shapes = {
-        "encoder.0": (width, own + pooled),
-        "encoder.1": (width, width),
-        "score.0": (width, 2 * width),
-        "score.1": (1, width),
-        "step.0": (width, width + pooled),
-        "step.1": (3, width),
-    }
     drawn = torch.Generator().manual_seed(seed)
     found = {}
-    for name, (rows, columns) in shapes.items():
+    for name, (rows, columns) in layer_shapes(width, own, pooled).items():
         last = name in ("score.1", "step.1")
         weight = torch.randn(rows, columns, generator=drawn, dtype=torch.float64) / columns**0.5
         found[f"{name}.weight"] = torch.zeros_like(weight) if last else weight

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from safetensors.torch import save as serialize
 
 from fedunfold import plotting
@@ -16,8 +17,22 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import finite
 from fedunfold.io.atomic import write_atomically
 from fedunfold.leave_out import LeftOut
+from fedunfold.pretraining.finished import card, finished_rule
+from fedunfold.pretraining.learner import Pretraining, Progress
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.runs.schema import CLIENT_SCORES, LEARNED, METRICS, MODEL, MODEL_RECORD, RESULT, file_name
+from fedunfold.rules.rule_file import save_rule
+from fedunfold.runs.schema import (
+    CARD,
+    CLIENT_SCORES,
+    LEARNED,
+    METRICS,
+    MODEL,
+    MODEL_RECORD,
+    PRETRAINING,
+    RESULT,
+    RULE,
+    file_name,
+)
 from fedunfold.runs.trained_model import ModelRecord
 from fedunfold.tracking.scalars import iteration_records, round_record
 from fedunfold.training.comparison import Comparison
@@ -81,6 +96,16 @@ def of_comparison(environment: Environment, comparison: Comparison, unfinished: 
         files[f"{stem}-weights.png"] = partial(plotting.save, plotting.weights(learned))
         files[f"{stem}-outer-loss.png"] = partial(plotting.save, plotting.outer_loss(learned))
     return files
+
+
+def of_pretraining(settings: Pretraining, progress: Progress) -> Files:
+    """The rule, how it was learned, and its card."""
+    described = settings.model_dump(mode="json", exclude_none=True)
+    return {
+        RULE: partial(save_rule, finished_rule(settings, progress)),
+        PRETRAINING: text_writer(tomli_w.dumps(described)),
+        CARD: text_writer(card(settings, progress)),
+    }
 
 
 def of_left_out(found: LeftOut) -> Files:

@@ -75,6 +75,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Where the work saves what resuming it needs."""
         return self._unfinished.folder
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether some of the work is saved there."""
+        return self._unfinished.has_checkpoints
+
     @staticmethod
     def named(name: str) -> Path:
         """The folder of a run that was given none."""
@@ -139,6 +144,18 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             "compiled_backend": is_built(),
             **settings,
         }
+        return self.write_files(files, content)
+
+    def write_files(self, files: Files, content: Mapping[str, Any]) -> list[Path]:
+        """Write files in place of those of the run before, settings.json last.
+
+        Args:
+            files: What the work left, from `artifacts`.
+            content: What settings.json says beside what the run computed.
+
+        Returns:
+            All files that are the run's now.
+        """
         for name, write in files.items():
             write(self.path / name)
         for file in list_files(self.path):  # what the run before left and this one did not replace

@@ -181,6 +181,8 @@ def settings_file(folder: Path) -> Path:
 
 def _read_run(folder: Path) -> schema.RunRecord:
     file = settings_file(folder)
+    if read_settings(folder).get("command") == "pretrain":
+        raise InputError(f"{folder} holds a pre-trained rule and no run of a federation; read its {schema.CARD}.")
     settings = parse_record(schema.SettingsRecord, read_file(file), file)
     _refuse_newer(settings.version, folder)
     file = folder / schema.FEDERATION

@@ -24,6 +24,9 @@ RESULT = "result.json"
 MODEL = "model.safetensors"
 MODEL_RECORD = "model.json"
 LEARNED = "weights.safetensors"
+RULE = "rule.safetensors"
+PRETRAINING = "settings.toml"
+CARD = "card.md"
 REPORT = "report.html"  # made later, from the others; it is deleted with them
 
 MACHINE_DEPENDENT = (".png", ".html", ENVIRONMENT)
@@ -206,7 +209,7 @@ class RunManifest(Record):
         files: Names of the files that the run left.
     """
 
-    command: Literal["demo", "learn", "run", "compare", "reproduce"]
+    command: Literal["demo", "learn", "run", "compare", "reproduce", "pretrain"]
     arguments: dict[str, Value | list[Value]]
     inputs: tuple[InputFile, ...]
     machine: dict[str, Any]

@@ -12,7 +12,7 @@ from fedunfold.plotting import COLOURS, draw_curves, line_style
 from fedunfold.studies.records import CaseRecords, curves
 from fedunfold.studies.tables import rate_fit, rate_points
 
-SHOWN = ("fedavg", "dr-fedavg", "duw-fedavg", "fednova-remember", "fedunfold")
+SHOWN = ("fedavg", "dr-fedavg", "duw-fedavg", "fednova-remember", "fedunfold-table")
 
 
 def composite(studied: Sequence[CaseRecords]) -> Figure:

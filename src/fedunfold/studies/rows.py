@@ -6,7 +6,7 @@ from typing import Any
 
 from fedunfold.config import Environment
 from fedunfold.studies.cases import Setting, Study
-from fedunfold.training.methods import RECOMMENDED, Method, changed, method
+from fedunfold.training.methods import TABLE, Method, changed, method
 from fedunfold.unfolding import Learning
 
 PLAIN = ("fedavg", "fedprox", "fednova", "dr-fedavg", "fedadp", "fedfa")
@@ -65,7 +65,7 @@ def list_rows(study: Study, env: Environment, setting: Setting) -> list[StudyRow
     """
     row = partial(StudyRow, rounds=env.rounds, trials=setting.trials)
     learning, exact = setting.learning(env, "first_order"), setting.learning(env, "exact")
-    ours = row("fedunfold", "fedunfold", learning=RECOMMENDED.learning)
+    ours = row("fedunfold-table", "fedunfold-table", learning=TABLE.learning)
     remembering = [row(f"{name}-remember", name, absent="remember", title=f"{name}, remember") for name in REMEMBERING]
     if study == "rate":
         return [StudyRow(f"rounds-{t}", "duw-fedavg", t, 0, learning) for t in RATE_ROUNDS]
@@ -101,10 +101,10 @@ def _variants(ours: StudyRow) -> list[StudyRow]:
     """The recommended setting with one thing changed at a time."""
 
     def learned(name: str, title: str, **changes: Any) -> StudyRow:
-        return replace(ours, name=name, title=title, learning=replace(RECOMMENDED.learning, **changes))
+        return replace(ours, name=name, title=title, learning=replace(TABLE.learning, **changes))
 
     return [
-        replace(ours, title="fedunfold, the recommended setting"),
+        replace(ours, title="fedunfold-table, the recommended setting"),
         replace(ours, name="keep", title="absent clients: keep", absent="keep"),
         replace(ours, name="sgd", title="local update: sgd", local="sgd"),
         learned("path", "outer loss: path", outer="path"),

@@ -61,6 +61,15 @@ class Callback:
             True to stop the trial here; trials that are trained together stop when every one of them is to.
         """
 
+    def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        """A step of a rule's pre-training ended.
+
+        Args:
+            step: How many there were.
+            steps: How many there are at most.
+            values: The loss, and what a validation after this step measured, by name.
+        """
+
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         """A trial ended.
 

@@ -42,6 +42,9 @@ class JsonLines(Callback):
     def on_round_end(self, method: str, trial: int, round_index: int, evaluation: Evaluation) -> None:
         self._write(round_record(method, trial, round_index, evaluation))
 
+    def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        self._write({"step": step, **values})
+
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         last = result.evaluations[-1]
         score = {last.primary.name: finite(last.primary.factor() * last.score)}

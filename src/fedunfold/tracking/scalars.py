@@ -76,6 +76,7 @@ class ScalarCallback(Callback):
     | <method>/trial-<i>/<metric>, …/loss, …/class_accuracy/<class> | round |
     | <method>/trial-<i>/mean_weight/<client> | 0 |
     | <method>/final/… | 0, the final table |
+    | pretraining/loss, pretraining/validation_… | step of pre-training |
     """
 
     _clients: Sequence[str]
@@ -102,6 +103,9 @@ class ScalarCallback(Callback):
         values = {**record["metrics"], "loss": record["loss"]}
         known = [Scalar(f"{name}/{what}", value, round_index) for what, value in values.items() if value is not None]
         self.log_scalars([*known, *classes])
+
+    def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        self.log_scalars([Scalar(f"pretraining/{name}", value, step) for name, value in values.items()])
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.log_scalars(_mean_weights(f"{method}/trial-{trial}", result.weights, self._clients, 0))

@@ -19,7 +19,7 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
-from fedunfold.rules.rule import WeightingRule, decide, describe_rule, requested_metrics
+from fedunfold.rules.rule import WeightingRule, decide, describe_rule, remarks_of, requested_metrics
 from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
@@ -78,6 +78,7 @@ def run_rounds(
         identity = {  # the initial models stand for the seed, the model and the precision
             "runs": list(runs),
             **describe_rule(rule),
+            "horizon": getattr(rule, "horizon", None),
             "algorithm": algorithm.describe(),
             "clients": [asdict(client) for client in federation.clients],
             "device": first.device.type,
@@ -111,7 +112,7 @@ def run_rounds(
         save(at_once=True)
         raise
     save(at_once=True)
-    return [_result(state, algorithm) for state in states]
+    return [_result(state, rule, algorithm) for state in states]
 
 
 def _next_round(
@@ -158,9 +159,10 @@ def _next_round(
     ]
 
 
-def _result(state: RunState, algorithm: Algorithm) -> RunResult:
+def _result(state: RunState, rule: WeightingRule, algorithm: Algorithm) -> RunResult:
     weights, participated = torch.stack(state.weights), torch.stack(state.participated)
     entering = participated.cumsum(0) > 0 if algorithm.absent == "remember" else participated
     rejected = tuple(state.rejected)
-    warnings = of_run(participated, entering, rejected, algorithm.aggregator.min_updates)
+    odd = of_run(participated, entering, rejected, algorithm.aggregator.min_updates)
+    warnings = (*odd, *remarks_of(rule, state.rule))
     return RunResult(state.server.model, weights, participated, tuple(state.evaluations), rejected, warnings)

@@ -14,8 +14,10 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedadagrad | sgd             | adagrad  |   |          |                     |
 | fedexp     | sgd             | exp      |   |          |                     |
 
-``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the setting we
-recommend: nova's local optimiser, learned weights and step sizes, and a server that remembers absent clients.
+``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the pre-trained rule with the
+server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
+``fedunfold-table`` learns weights for one federation in the way we recommend: nova's local optimiser, learned weights
+and step sizes, and a server that remembers absent clients.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,8 @@ from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZER
 from fedunfold.core.registry import unknown
 from fedunfold.local import nova
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.pretrained import pretrained, pretrained_names
 from fedunfold.rules.rule import RULES, Weigh, WeightingRule, as_rule
 from fedunfold.unfolding import Learning
 
@@ -41,6 +45,7 @@ BASES = {
     "fedexp": ("sgd", "exp"),
 }
 LEARNED = "duw"
+PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
 ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
 PARSERS = {"local": LOCAL_OPTIMIZERS.parse, "server": SERVER_OPTIMIZERS.parse, "aggregator": AGGREGATORS.parse}
@@ -73,8 +78,8 @@ class Method:
             object.__setattr__(self, "rule", as_rule(self.rule))
 
 
-RECOMMENDED = Method(
-    "fedunfold",
+TABLE = Method(
+    "fedunfold-table",
     Algorithm(nova(), absent="remember"),
     None,
     Learning(25, 0.015, outer="balanced", step_sizes="learned", optimizer="adam", decay="none"),
@@ -89,7 +94,8 @@ def method_names() -> tuple[str, ...]:
     """
     rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
-    return (*BASES, *ALIASES, *(f"{prefix}-{base}" for prefix in prefixes for base in BASES), RECOMMENDED.name)
+    combined = (f"{prefix}-{base}" for prefix in prefixes for base in BASES)
+    return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
 
 
 def method(name: str) -> Method:
@@ -98,8 +104,10 @@ def method(name: str) -> Method:
     >>> method("dr-fednova").algorithm.local.name
     'nova'
     """
-    if name == RECOMMENDED.name:
-        return RECOMMENDED
+    if name == TABLE.name:
+        return TABLE
+    if name == PRETRAINED or name in pretrained_names():
+        return replace(as_method(pretrained() if name == PRETRAINED else pretrained(name)), name=name)
     if name not in method_names():
         raise InputError(unknown("method", name, method_names()))
     prefix, _, base = ALIASES.get(name, name).rpartition("-")
@@ -150,7 +158,8 @@ def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
 
 
 def as_method(given: Method | WeightingRule | Weigh | str) -> Method:
-    """A method as it is or by its name; learned weights with what they were learned for; a rule with plain FedAvg."""
+    """A method as it is or by its name; learned weights and pre-trained rules with what they were learned for; another
+    rule with plain FedAvg."""
     if isinstance(given, Method):
         return given
     if isinstance(given, str):
@@ -158,4 +167,5 @@ def as_method(given: Method | WeightingRule | Weigh | str) -> Method:
     if isinstance(given, LearnedWeights):
         return learned_method(given)
     rule = as_rule(given)
-    return Method(rule.name, Algorithm(), rule)
+    learned_for = rule.algorithm if isinstance(rule, ParametricRule) else None
+    return Method(rule.name, learned_for or Algorithm(), rule)

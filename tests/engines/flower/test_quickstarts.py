@@ -23,6 +23,7 @@ from tests.engines.flower.apps.results import load_result
 from tests.engines.flower.apps.sklearn_app.task import create_model, get_params
 from tests.support.grid import LocalGrid
 from tests.support.quickstarts import CLIENTS, NUM_NODES, ROUNDS, STRATEGIES, run_app, server_source
+from tests.support.rules import small_rule
 
 ROOT = Path(__file__).parents[3]
 OURS = [name for name in STRATEGIES if name != "FedAvg"]
@@ -218,3 +219,34 @@ def test_a_rule_with_parameters_when_a_client_changes_to_double_precision() -> N
     result = strategy.start(LocalGrid(CLIENTS["sklearn_app"], nodes, single), initial, num_rounds=4)
     assert strategy.failures.as_dict() == {}
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+
+
+# --- a pre-trained rule ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("app", CLIENTS)
+def test_two_lines_bring_the_pre_trained_rule(app: str, tmp_path: Path) -> None:
+    strategy = "import fedunfold as fu", "fu.WeightedStrategy(fu.pretrained(), "
+    nodes = {k: {"partition-id": k, "num-partitions": 4} for k in range(4)}
+    run_app(app, strategy, LocalGrid(CLIENTS[app], nodes), tmp_path, rounds=4)
+    arrays, metrics = load_result(tmp_path)
+    assert all(np.isfinite(values).all() for values in arrays.values())
+    losses = [
+        next(iter(v for name, v in found.items() if "loss" in name))
+        for found in metrics["train_metrics_clientapp"].values()
+    ]
+    assert losses[-1] < losses[0]
+
+
+def test_a_pre_trained_rule_brings_its_server_unless_another_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    rule = small_rule()
+    assert rule.algorithm is not None
+    assert WeightedStrategy(rule).algorithm == rule.algorithm
+    changed = WeightedStrategy(rule, server=fu.server.sgd(), absent="drop").algorithm
+    assert (changed.server, changed.absent) == (fu.server.sgd(), "drop")
+    assert rule.ranges is not None
+    with caplog.at_level("WARNING", logger="fedunfold"):
+        start(WeightedStrategy(rule), "sklearn_app", rounds=2)
+        assert "unlike those" not in caplog.text
+        start(WeightedStrategy(replace(rule, ranges=rule.ranges / 65)), "sklearn_app", rounds=2)
+    assert caplog.text.count("the federation is unlike those that the rule was learned on") == 1

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ from flwr.clientapp import ClientApp
 
 import fedunfold as fu
 from fedunfold.core.errors import InputError
-from fedunfold.core.parts import RoundDecision
+from fedunfold.core.parts import RoundDecision, ServerOptimizer
 from fedunfold.engines.flower import WeightedStrategy
 from fedunfold.rules import WeightingRule, dr, fedadp, fedfa, size
 from fedunfold.rules.step import step
 from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.server.exp import Exp
 from tests.support.grid import LocalGrid
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flare" / "aggregator.py"
@@ -35,6 +37,11 @@ def opinionated() -> UnfoldedRule:
         for name, value in initial_parameters(8, 0).items()
     }
     return UnfoldedRule(params, horizon=ROUNDS)
+
+
+def with_server(server: ServerOptimizer) -> UnfoldedRule:
+    """One that was learned for a server of its own."""
+    return replace(opinionated(), algorithm=fu.Algorithm(server=server, absent="drop"))
 
 
 def delta(client: str, t: int) -> list[np.ndarray]:
@@ -69,7 +76,11 @@ def present(t: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ratio", [None, 4.0])
-@pytest.mark.parametrize("rule", [size(), opinionated(), fedadp(), dr(), fedfa()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [size(), opinionated(), with_server(fu.adam(lr=0.1)), with_server(Exp()), fedadp(), dr(), fedfa()],
+    ids=["size", "unfolded", "with adam", "with exp", "fedadp", "dr", "fedfa"],
+)
 def test_it_is_a_round_of_the_strategy(rule: WeightingRule, ratio: float | None) -> None:
     model, state = [np.ones(shape, dtype=np.float32) for shape in SHAPES], None
     for t in range(ROUNDS):

@@ -11,6 +11,7 @@ NAMES = (
     "features_npz",
     "features_safetensors",
     "weights",
+    "rule_file",
     "learning_checkpoint",
     "run_checkpoint",
     "run_folder",

@@ -37,7 +37,8 @@ from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, 
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import Weigh, WeightingRule, as_rule, decide, for_rounds, requested_metrics
+from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.rule import Weigh, WeightingRule, as_rule, decide, for_rounds, remarks_of, requested_metrics
 
 Reported = Metric | Literal["num_steps"]
 
@@ -59,7 +60,7 @@ class WeightedStrategy(FedAvg):
             can do without (`optional_metrics`) is NaN for clients that do not report it.
         server: A server optimiser.
         absent: What becomes of sampled clients that did not answer; "drop" by default. Learned weights bring the
-            server, absence and step sizes they were learned for.
+            server, absence and step sizes they were learned for, and so does a pre-trained rule its server and absence.
         filter: With "norm", updates whose norm is far too large are rejected (`aggregation.screening`).
         aggregator: How the others become one direction (`aggregation.robust`).
         metric_names: Under which names your clients report what the rule reads (loss, start_loss, accuracy,
@@ -101,6 +102,8 @@ class WeightedStrategy(FedAvg):
         self.rule = as_rule(rule or size())
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
+            learned_for = self.rule.algorithm
+        if isinstance(self.rule, ParametricRule) and self.rule.algorithm is not None:
             learned_for = self.rule.algorithm
         changes: dict[str, Any] = {"server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
@@ -158,6 +161,8 @@ class WeightedStrategy(FedAvg):
                 f"none of {run.round} rounds has trained the model, the last one because {run.problem}; the log has "
                 "the reason for every client and round."
             )
+        for remark in remarks_of(run.rule, run.rule_state):
+            log.warning(remark)
         return result
 
     # --- a round ---------------------------------------------------------------------------------------

@@ -24,13 +24,13 @@ def reset_trainable(module: nn.Module) -> None:
         if reset is None:
             raise InputError(
                 f"layer '{name}' ({type(layer).__name__}) has no reset_parameters to initialise it for a run; "
-                "give pretrained() a function `initialize`."
+                "give load_once() a function `initialize`."
             )
         reset()
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class LoadOnce:
     """A function that builds a model, called once: copies share its frozen parameters.
 
     Use it where building is expensive, as with a pretrained base. What is trainable is initialised anew for every run,
@@ -44,7 +44,7 @@ class Pretrained:
     >>> import torch
     >>> def load():
     ...     return nn.Sequential(nn.Linear(64, 32).requires_grad_(False), nn.ReLU(), nn.Linear(32, 10))
-    >>> model = Pretrained(load)
+    >>> model = LoadOnce(load)
     >>> first, second = model(), model()
     >>> torch.equal(first[0].weight, second[0].weight), torch.equal(first[2].weight, second[2].weight)
     (True, False)

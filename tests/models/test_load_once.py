@@ -28,7 +28,7 @@ def test_it_is_built_once_and_initialised_for_every_run() -> None:
         built.append(Base())
         return built[-1]
 
-    env, model = tiny(rounds=1), fu.pretrained(build)
+    env, model = tiny(rounds=1), fu.load_once(build)
     table = fu.compare(env, ["fedavg", fu.uniform()], trials=2, model=model)
     assert len(table.methods) == 2
     assert len(built) == 1
@@ -41,7 +41,7 @@ def test_it_is_built_once_and_initialised_for_every_run() -> None:
 
 def test_training_may_start_from_the_loaded_values() -> None:
     base = Base()
-    model = fu.pretrained(lambda: base, initialize=lambda module: None)
+    model = fu.load_once(lambda: base, initialize=lambda module: None)
     federation = fu.SimulatedFederation(tiny(rounds=1), model=model)
     loaded = torch.cat([base.head.weight.flatten(), base.head.bias]).detach()
     assert torch.equal(federation.initial_model("trial-0"), loaded)
@@ -59,11 +59,11 @@ def test_a_layer_in_half_precision_is_not_cast(dtype: torch.dtype) -> None:
 
 
 def test_frozen_values_count_in_the_digest() -> None:
-    def model(scale: float) -> fu.pretrained:
+    def model(scale: float) -> fu.load_once:
         frozen = nn.Linear(5, 4).requires_grad_(False)
         nn.init.constant_(frozen.weight, scale)
         nn.init.zeros_(frozen.bias)
-        return fu.pretrained(lambda: nn.Sequential(frozen, nn.Tanh(), nn.Linear(4, 3)))
+        return fu.load_once(lambda: nn.Sequential(frozen, nn.Tanh(), nn.Linear(4, 3)))
 
     digests = [fu.SimulatedFederation(tiny(), model=model(scale)).frozen_digest for scale in (1.0, 1.0, 2.0)]
     assert digests[0] == digests[1] != digests[2]
@@ -77,8 +77,8 @@ class Scaled(nn.Module):
 
 
 def test_a_layer_that_cannot_be_initialised_is_named() -> None:
-    model = fu.pretrained(lambda: nn.Sequential(nn.Linear(5, 3).requires_grad_(False), Scaled()))
+    model = fu.load_once(lambda: nn.Sequential(nn.Linear(5, 3).requires_grad_(False), Scaled()))
     with pytest.raises(InputError, match=r"layer '1' \(Scaled\) has no reset_parameters"):
         model()
     with pytest.raises(InputError, match=r"must build a torch\.nn\.Module, not int"):
-        fu.pretrained(lambda: 3)()  # type: ignore[arg-type, return-value]
+        fu.load_once(lambda: 3)()  # type: ignore[arg-type, return-value]
