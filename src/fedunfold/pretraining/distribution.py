@@ -52,7 +52,7 @@ class Distribution(Settings):
     flaky: Share = 0.35
     uneven_epochs: Share = 0.4
     shifted: Share = 0.35
-    bad: Share = 0.1
+    bad: Share = 0.05
     remembered: Share = 0.85
 
     def draw(self, number: int, purpose: str = "train") -> "DrawnFederation":
@@ -165,7 +165,7 @@ class _Drawing:
         rng = self._rng
         sizes = rng.dirichlet(np.full(clients, 1e6)) if rng.random() < 0.4 else rng.lognormal(0, 1, clients)
         counts = np.maximum(6, np.rint(total * sizes / sizes.sum())).astype(int)
-        kind = rng.choice(["dirichlet", "groups", "alike"], p=[0.5, 0.35, 0.15])
+        kind = rng.choice(["dirichlet", "groups", "alike"], p=[0.4, 0.45, 0.15])
         shares = np.full((clients, classes), 1 / classes)
         if kind == "dirichlet":
             shares = rng.dirichlet(np.full(classes, self._log_uniform((0.05, 3.0))), clients)

@@ -66,17 +66,17 @@ class Pretraining(Settings):
 
     name: str = Field(default="own@1", pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$")
     family: Family = "network"
-    steps: Count = 140
+    steps: Count = 80
     federations: Count = 48
     lr: Positive = 0.01
     clip: Positive = 0.3
-    caution: Positive = 6.0
+    caution: Positive = 4.0
     width: Count = 64
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
     server: str = "grafted"
-    validation: Count = 192
-    every: Count = 20
+    validation: Count = 144
+    every: Count = 16
     patience: Count = 5
     distribution: Distribution = Distribution()
 
