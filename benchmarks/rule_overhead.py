@@ -148,12 +148,15 @@ def overhead_page(found: Overheads) -> str:
         "# What a rule costs",
         "",
         "Processor time of a round, all threads together: medians of rounds with weights by size and with the rule in",
-        "turn. *Deciding* is what the rule itself takes; what is added beside it is within the noise of the others.",
+        "turn. *Deciding* is what the rule itself takes; the difference of the two rounds also has what it does to the",
+        "rest of the round, and the noise of both.",
         "",
-        "| federation | absent | rule | by size, ms | with the rule, ms | deciding, ms | of a round |",
-        "|---|---|---|---|---|---|---|",
+        "| federation | absent | rule | by size, ms | with the rule, ms | difference | deciding, ms | of a round |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in found.rows:
-        times = " | ".join(f"{1000 * seconds:.1f}" for seconds in (row.size, row.with_rule, row.deciding))
-        lines.append(f"| {row.federation} | {row.absent} | {row.rule} | {times} | {100 * row.share:.1f} % |")
+        sized, ruled, deciding = (f"{1000 * seconds:.1f}" for seconds in (row.size, row.with_rule, row.deciding))
+        difference = f"{100 * (row.with_rule / row.size - 1):+.1f} %"
+        measured = sized, ruled, difference, deciding, f"{100 * row.share:.1f} %"
+        lines.append(f"| {' | '.join((row.federation, row.absent, row.rule, *measured))} |")
     return "\n".join(lines) + "\n"
