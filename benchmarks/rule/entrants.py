@@ -1,9 +1,7 @@
 """The methods of the evaluation: rivals with the settings they come with or with chosen ones, and the rule."""
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -12,18 +10,17 @@ from torch import Tensor
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
-from fedunfold.core.parts import SERVER_OPTIMIZERS, RoundDecision
-from fedunfold.io.atomic import is_plain_file
-from fedunfold.io.safetensors import UNREADABLE, read_tensors
-from fedunfold.pretraining.learner import _parsed
+from fedunfold.core.parts import RoundDecision
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
+from fedunfold.rules.parametric import Decided, joined
+from fedunfold.rules.pretrained import pretrained
 from fedunfold.rules.rule import State, describe_rule
-from fedunfold.rules.unfolded import Decided, UnfoldedRule, joined
+from fedunfold.rules.unfolded import UnfoldedRule
 from fedunfold.training.methods import Method, changed, method
 
 RULE = "rule"
 FEATURES = (*CLIENT_FEATURES, *ROUND_FEATURES)
-PARTS = ("weights", "s", "β")
+PARTS = ("weights", "s", "β", "a")
 """What a rule decides, in the order it is named in."""
 NEUTRAL = {"progress": -1.0}
 """What a feature is where it is not known; 0 for all others."""
@@ -31,25 +28,18 @@ NEUTRAL = {"progress": -1.0}
 
 @cache
 def load_rule(name: str) -> tuple[UnfoldedRule, Algorithm]:
-    """The rule of a file and what it was learned for.
+    """A rule and what it was learned for.
 
     Args:
-        name: The checkpoint of a pre-training.
+        name: A shipped rule's name, or a rule file.
 
     Raises:
-        InputError: There is none, or it holds no rule.
+        InputError: There is none, or it is of another family than networks.
     """
-    path = Path(name)
-    if not is_plain_file(path):
-        raise InputError(f"there is no rule {name}; give the file that pre-training wrote.")
-    try:
-        tensors, metadata = read_tensors(path, "pt")
-        header = json.loads(metadata["fedunfold"])
-        server = SERVER_OPTIMIZERS.parse(header["identity"]["server"])
-        progress = _parsed(tensors, header["about"])
-    except UNREADABLE as error:
-        raise InputError(f"{name} is damaged or no checkpoint of a pre-training ({error}); make it again.") from error
-    return progress.rule, Algorithm(server=server, absent="remember")
+    rule = pretrained(name)
+    if type(rule) is not UnfoldedRule or rule.algorithm is None:
+        raise InputError(f"{name} is no network that sees open updates; give one such as open@1.")
+    return rule, rule.algorithm
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class Ablated(UnfoldedRule):
 
     def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
         decided, lacking = super().decide(self._blind(found), num_clients), self.without.split()
-        weights, momentum = decided.weights, decided.momentum
+        weights, momentum, trust = decided.weights, decided.momentum, decided.trust
         s = decided.step / (1 - momentum)
         if "weights" in lacking:
             weights = found.shares.new_zeros(num_clients).index_add(0, found.clients, found.shares)
@@ -121,7 +111,9 @@ class Ablated(UnfoldedRule):
             s = torch.ones_like(s)
         if "β" in lacking:
             momentum = torch.zeros_like(momentum)
-        return Decided(weights, s * (1 - momentum), momentum)
+        if "a" in lacking:
+            trust = torch.zeros_like(trust)
+        return Decided(weights, s * (1 - momentum), momentum, trust)
 
     def _blind(self, found: RoundFeatures) -> RoundFeatures:
         if self.without not in FEATURES:
@@ -130,7 +122,7 @@ class Ablated(UnfoldedRule):
         column, own = FEATURES.index(self.without), len(CLIENT_FEATURES)
         seen, place = (of_clients, column) if column < own else (of_round, column - own)
         seen[..., place] = NEUTRAL.get(self.without, 0.0)
-        return RoundFeatures(found.clients, found.shares, of_clients, of_round, found.state)
+        return replace(found, of_clients=of_clients, of_round=of_round)
 
 
 class Noticing:

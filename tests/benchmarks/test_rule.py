@@ -25,9 +25,11 @@ from typer.testing import CliRunner
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import SERVER_OPTIMIZERS
 from fedunfold.pretraining.distribution import Distribution
+from fedunfold.pretraining.finished import finished_rule
 from fedunfold.pretraining.learner import Pretraining, pretrain
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
-from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
+from fedunfold.rules.rule_file import save_rule
+from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
 
 SCORES = [50.0, 60.0, 70.0]
 
@@ -45,7 +47,7 @@ def rule(tmp_path_factory: pytest.TempPathFactory) -> str:
     small = Distribution(clients=(3, 4), rounds=(2, 3), samples=(100, 150), sampled=0.0, digits=0.0, flaky=1.0)
     file = tmp_path_factory.mktemp("rule") / "rule.safetensors"
     settings = Pretraining(steps=1, every=1, federations=1, validation=2, width=4, server="grafted", distribution=small)
-    pretrain(settings, checkpoint=file)
+    save_rule(finished_rule(settings, pretrain(settings)), file)
     return str(file)
 
 
@@ -155,8 +157,8 @@ def test_without_a_part_of_the_decision_it_is_fedavgs() -> None:
     without_momentum = Ablated.of(loud_rule(), "β").decide(found, 4)
     assert float(without_momentum.momentum) == 0
     assert float(without_momentum.step) == pytest.approx(float(whole.step / (1 - whole.momentum)))
-    nothing = Ablated.of(loud_rule(), "weights s β").decide(found, 4)
-    assert (float(nothing.step), float(nothing.momentum)) == (1.0, 0.0)
+    nothing = Ablated.of(loud_rule(), "weights s β a").decide(found, 4)
+    assert (float(nothing.step), float(nothing.momentum), float(nothing.trust)) == (1.0, 0.0, 0.0)
     with pytest.raises(InputError, match="a rule has no 'colour'"):
         Ablated.of(loud_rule(), "colour")
 
@@ -174,9 +176,11 @@ def test_a_rule_comes_with_what_it_was_learned_for(rule: str, tmp_path: Path) ->
     assert (algorithm.server, algorithm.absent) == (SERVER_OPTIMIZERS.make("grafted"), "remember")
     with pytest.raises(InputError, match="there is no rule"):
         load_rule(str(tmp_path / "nothing"))
-    (tmp_path / "text").write_text("text")
-    with pytest.raises(InputError, match=r"cut short|damaged"):
-        load_rule(str(tmp_path / "text"))
+    private = PrivateRule.initial(4, 0)
+    ranges = torch.tensor([[-1.0], [1.0]]).repeat(1, len(private.client_features) + len(private.round_features))
+    save_rule(replace(private, ranges=ranges, algorithm=algorithm), tmp_path / "private.safetensors")
+    with pytest.raises(InputError, match="is no network that sees open updates"):
+        load_rule(str(tmp_path / "private.safetensors"))
 
 
 def test_what_was_run_is_not_run_again(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +229,7 @@ def test_sections_run_in_turn_and_make_the_page(rule: str, tmp_path: Path, monke
     monkeypatch.setattr(evaluation, "SECTIONS", small)
     monkeypatch.setattr(runs, "REPORT_SECONDS", 0.0)
     evaluate(rule, tmp_path, [], 1, Amounts(federations=1), said.append)
-    assert said[-1].startswith("ablation: 21 of 21 runs")
+    assert said[-1].startswith("ablation: 22 of 22 runs")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["sections"]) == {"tuning", "ablation"} and len(summary["rules"]) == 1
     page = (tmp_path / "README.md").read_text()

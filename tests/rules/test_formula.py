@@ -89,7 +89,7 @@ def test_parameters_are_those_of_its_features() -> None:
 
 def test_only_what_features_need_is_required() -> None:
     zero = torch.zeros((), dtype=torch.float64)
-    params = {"weight.norm": zero, "step.age": zero, "step": zero, "momentum": zero}
+    params = {"weight.norm": zero, "step.age": zero, "step": zero, "momentum": zero, "trust": zero}
     rule = FormulaRule(params, client_features=("norm",), round_features=("age",))
     assert rule.required_metrics == {"norm"}
     assert FormulaRule.initial().required_metrics == set()

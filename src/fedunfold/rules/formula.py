@@ -73,6 +73,11 @@ class FormulaRule(ParametricRule):
         params = {name: torch.zeros((), dtype=torch.float64) for name in (*names, "step")}
         return cls(params | {name: torch.tensor(SMALL, dtype=torch.float64) for name in ("momentum", "trust")})
 
+    @classmethod
+    def shapes(cls, width: int = 0) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name: numbers."""
+        return dict.fromkeys(cls.initial().params, ())
+
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The score [n], log s, β and a."""
         score = found.of_clients @ self._of("weight", self.client_features)

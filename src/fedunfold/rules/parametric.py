@@ -86,6 +86,11 @@ class ParametricRule(ABC):
     def initial(cls, width: int, seed: int) -> Self:
         """As it is before pre-training."""
 
+    @classmethod
+    @abstractmethod
+    def shapes(cls, width: int) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name."""
+
     @abstractmethod
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The score [n], log s, β and a in their bounds, differentiable in φ."""

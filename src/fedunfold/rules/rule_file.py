@@ -147,8 +147,8 @@ def _check(header: Header, params: dict[str, Tensor], ranges: Tensor, path: Path
         )
     if not header.name.isprintable():
         raise InputError(f"rule file {path} is inconsistent: its name is {header.name!r}.")
-    expected = family.initial(len(params.get("encoder.0.bias", ())), 0).params
-    if {name: value.shape for name, value in params.items()} != {name: value.shape for name, value in expected.items()}:
+    expected = family.shapes(max(value.shape[0] if value.dim() else 0 for value in params.values()))
+    if {name: tuple(value.shape) for name, value in params.items()} != expected:
         raise InputError(f"rule file {path} is inconsistent: its parameters have other names or shapes than a rule's.")
     if ranges.shape != (2, len(known[0]) + len(known[1])) or bool((ranges[0] > ranges[1]).any()):
         raise InputError(f"rule file {path} is inconsistent: its ranges are not one for each feature.")

@@ -64,7 +64,14 @@ class UnfoldedRule(ParametricRule):
     @classmethod
     def initial(cls, width: int, seed: int) -> Self:
         """As it is before pre-training."""
-        return cls(initial_parameters(width, seed))
+        return cls(initial_parameters(width, seed, len(cls.client_features), len(cls.round_features)))
+
+    @classmethod
+    def shapes(cls, width: int) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name."""
+        layers = layer_shapes(width, len(cls.client_features), len(cls.round_features))
+        weights: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in layers.items()}
+        return weights | {f"{name}.bias": shape[:1] for name, shape in layers.items()}
 
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The score [n], log s, β and a."""
@@ -88,8 +95,3 @@ class PrivateRule(UnfoldedRule):
     name: str = "fedunfold-private"
     client_features: tuple[str, ...] = PRIVATE_CLIENT_FEATURES
     round_features: tuple[str, ...] = PRIVATE_ROUND_FEATURES
-
-    @classmethod
-    def initial(cls, width: int, seed: int) -> Self:
-        """As it is before pre-training."""
-        return cls(initial_parameters(width, seed, len(PRIVATE_CLIENT_FEATURES), len(PRIVATE_ROUND_FEATURES)))
