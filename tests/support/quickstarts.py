@@ -17,11 +17,14 @@ from tests.engines.flower.apps.torch_app.client_app import app as torch_clients
 
 CLIENTS: dict[str, ClientApp] = {"torch_app": torch_clients, "sklearn_app": sklearn_clients}
 FEDAVG = "from flwr.serverapp.strategy import FedAvg", "FedAvg("
-UNFOLDED = "import fedunfold as fu, fedunfold.rules.unfolded as unfolded"
+UNFOLDED = (
+    "import fedunfold as fu, fedunfold.rules.unfolded as unfolded;"
+    " zeros = {name: 0 * value for name, value in unfolded.initial_parameters(8, 0).items()}"
+)
 STRATEGIES = {
     "FedAvg": FEDAVG,
     "size": ("import fedunfold as fu", "fu.WeightedStrategy(fu.size(), "),
-    "unfolded": (UNFOLDED, "fu.WeightedStrategy(unfolded.UnfoldedRule(unfolded.initial_parameters(32, 0)), "),
+    "unfolded": (UNFOLDED, "fu.WeightedStrategy(unfolded.UnfoldedRule(zeros), "),
 }
 """The line that imports the strategy, and the beginning of its call."""
 APPS = Path(__file__).parents[1] / "engines" / "flower" / "apps"

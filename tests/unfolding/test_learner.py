@@ -22,8 +22,9 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.server import adam
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
-from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, normalize_squares, unroll_and_grad
+from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, unroll_and_grad
 from fedunfold.unfolding.learner import _kl_gradient
+from fedunfold.unfolding.state import normalize_squares
 from tests.support.federations import BatchedRuns, label_skewed, simulated, tiny
 from tests.support.saving import save_learned
 

@@ -146,9 +146,7 @@ def _aggregate(
     direction = mean if step == 1 else step * mean
     if decision.momentum and server.direction is not None:
         direction = direction + decision.momentum * server.direction
-    model, optimizer = algorithm.server.update(server.model, direction, server.optimizer, info)
-    if decision.trust != 1:
-        model = torch.lerp(server.model + direction, model, decision.trust)
+    model, optimizer = algorithm.server.trusted_update(server.model, direction, server.optimizer, info, decision.trust)
     if layout.num_buffer_entries:
         fresh = mean
         if isinstance(report.updates, OpenUpdates):

@@ -195,10 +195,8 @@ class OuterTerms:
 
     Attributes:
         loss: Σ of the outer losses met in the round.
-        gradient: Σ_k Σ_τ ∇ℓ^out_b that belongs directly to λ_t, [d]: absent clients' always, participating ones'
-            where `path_gradient` was requested.
-        client_losses: Where updates are compared, the participating clients' parts of `loss` one by one, [P], because
-            some may still be rejected; they are not in `loss` yet.
+        gradient: Σ_k Σ_τ ∇ℓ^out_b of absent clients, and of participating ones for `path_gradient`, [d].
+        client_losses: Where updates are compared, and may be rejected, each client's part, [P]; not in `loss` yet.
         client_gradients: The same for `gradient`, [P, d].
     """
 
@@ -273,8 +271,7 @@ class ClientUpdates:
         value: Tensor | None = getattr(self.metrics, name)
         if value is None:
             raise InputError(
-                f"round {self.round} was reported without '{name}'; name it in the required metrics of the "
-                "weighting rule."
+                f"round {self.round} was reported without '{name}'; name it in the rule's required metrics."
             )
         return value
 
@@ -343,6 +340,9 @@ class RejectedUpdate:
         round: t, from 0.
         client: Its id.
         reason: What is wrong, as the end of a sentence that begins with "it".
+
+    >>> RejectedUpdate(round=3, client="hospital-b", reason="has a NaN").client
+    'hospital-b'
     """
 
     round: int

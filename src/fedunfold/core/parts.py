@@ -141,6 +141,25 @@ class ServerOptimizer(Part, ABC):
         )
         return to_model, to_direction, tuple(to_state)
 
+    def trusted_update(
+        self, model: Tensor, direction: Tensor, state: State, info: RoundInfo, trust: float
+    ) -> tuple[Tensor, State]:
+        """(1 − a)(w + u) + a · update(w, u), a = `trust`, and the new state."""
+        moved, after = self.update(model, direction, state, info)
+        return (moved if trust == 1 else torch.lerp(model + direction, moved, trust)), after
+
+    def trusted_vjp(
+        self, at: tuple[Tensor, Tensor, State], adjoint: tuple[Tensor, State], info: RoundInfo, trust: float
+    ) -> tuple[Tensor, Tensor, State, Tensor]:
+        """dL/d(w, u, state, a) of `trusted_update` at (w, u, state), from dL/d(next w, next state)."""
+        (model, direction, _), (to_next, to_state) = at, adjoint
+        to_trust = to_next @ (self.update(*at, info)[0] - model - direction)
+        if trust == 1:
+            return *self.vjp(*at, to_next, to_state, info), to_trust
+        to_model, to_direction, before = self.vjp(*at, trust * to_next, to_state, info)
+        plain = (1 - trust) * to_next
+        return to_model + plain, to_direction + plain, before, to_trust
+
 
 @dataclass(frozen=True)
 class Aggregator(Part, ABC):

@@ -115,8 +115,9 @@ def _by_server(
     origin = torch.zeros_like(u)
     norms = report.entering.rows.norm(dim=1)
     info = RoundInfo(report.round, report.layout, decision.weights, norms, report.num_examples, report.num_steps)
-    moved, after = server.update(origin, u, tuple(_tensors(state)) if state else server.init(origin), info)
-    return torch.lerp(u, moved, decision.trust).numpy(), [part.numpy() for part in after]
+    before = tuple(_tensors(state)) if state else server.init(origin)
+    moved, after = server.trusted_update(origin, u, before, info, decision.trust)
+    return moved.numpy(), [part.numpy() for part in after]
 
 
 def _arrays(own: Arrays) -> list[NDArray[Any]]:

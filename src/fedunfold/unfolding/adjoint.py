@@ -2,7 +2,8 @@
 
 A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), with weights, step size and momentum
 from a table, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or from a rule. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's
-update passes λ_{t+1} to w^(t) and to u_t (`ServerOptimizer.vjp`), which also gets β_{t+1} ū_{t+1}, and then
+step passes λ_{t+1} to w^(t), u_t and how far it is trusted (`ServerOptimizer.trusted_vjp`); u_t also gets
+β_{t+1} ū_{t+1}, and then
 
     dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds took from memory)
     dL/ds_t = Σ_k α_k ⟨ū, m_k⟩  dL/dβ_t = ⟨ū, u_{t−1}⟩
@@ -36,6 +37,7 @@ from fedunfold.core.messages import Metric, RejectedUpdate, TrainRequest
 from fedunfold.core.parts import OuterLoss, RoundDecision, RoundInfo, State
 from fedunfold.core.threading import threads_for
 from fedunfold.rules.rule import Weigh
+from fedunfold.unfolding.state import normalize_squares
 from fedunfold.unfolding.update_store import StoredUpdates, UpdateStorage, UpdateStore
 
 AdjointKind = Literal["first_order", "exact"]
@@ -62,12 +64,6 @@ class UnrolledResult:
     trust_gradient: Tensor
     model: Tensor
     rejected: tuple[RejectedUpdate, ...] = ()
-
-
-def normalize_squares(theta: Tensor) -> Tensor:
-    """Θ = θ²/Σθ² along the last axis."""
-    squares = theta.square()
-    return squares / squares.sum(-1, keepdim=True)
 
 
 def unroll_and_grad(
@@ -264,15 +260,11 @@ class FirstOrder:
         layer = self._layers.pop()
         if layer.direction is None:
             return layer
-        t, momentum, trust = len(self._layers), layer.decision.momentum, layer.decision.trust
-        at = layer.request.model, layer.direction, layer.optimizer
-        stepped, _ = self._algorithm.server.update(*at, layer.info)
-        self._trusts[t] = self._adjoint @ (stepped - layer.request.model - layer.direction)
-        plain = (1 - trust) * self._adjoint if trust != 1 else None
-        own = self._adjoint if plain is None else trust * self._adjoint
-        self._adjoint, to_direction, self._optimizer = self._algorithm.server.vjp(*at, own, self._optimizer, layer.info)
-        if plain is not None:
-            self._adjoint, to_direction = self._adjoint + plain, to_direction + plain
+        t, momentum = len(self._layers), layer.decision.momentum
+        at, adjoint = (layer.request.model, layer.direction, layer.optimizer), (self._adjoint, self._optimizer)
+        self._adjoint, to_direction, self._optimizer, self._trusts[t] = self._algorithm.server.trusted_vjp(
+            at, adjoint, layer.info, layer.decision.trust
+        )
         if self._carried is not None:
             to_direction = to_direction + self._carried
         self._carried = momentum * to_direction if momentum else None

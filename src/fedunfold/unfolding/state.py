@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from fedunfold.io.checkpoint import Checkpoint, Tensors
-from fedunfold.unfolding.adjoint import normalize_squares
 
 EPSILON = 1e-8
+
+
+def normalize_squares(theta: Tensor) -> Tensor:
+    """Θ = θ²/Σθ² along the last axis."""
+    squares = theta.square()
+    return squares / squares.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
