@@ -128,3 +128,9 @@ def test_resuming_keeps_the_metrics(tmp_path: Path) -> None:
     again = fu.run(env, checkpoint=tmp_path / "run.safetensors")
     assert [test.metrics for test in again.evaluations] == [test.metrics for test in whole.evaluations]
     assert again.evaluations[-1].primary == ERROR
+
+
+def test_rounds_spent_on_learning_are_counted() -> None:
+    learning = fu.Learning(iterations=2)
+    table = fu.compare("digits-label-skew", ["fedavg", "duw-fedavg"], trials=1, learning=learning)
+    assert [result.learning_rounds for result in table.methods] == [0, 2 * 10]

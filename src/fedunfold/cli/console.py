@@ -70,8 +70,11 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words
 
 
 def comparison_table(comparison: "Comparison") -> Table:
-    """The primary metric after the last round, what each method gains over the first, and the other metrics."""
+    """The primary metric after the last round, what each method gains over the first, what it costs, and the other
+    metrics."""
     first, primary, others = comparison.methods[0], comparison.primary, comparison.other_metrics
+    if any(result.learning_rounds for result in comparison.methods):
+        others = {"rounds to learn": [str(result.learning_rounds) for result in comparison.methods], **others}
     rows = (
         (
             result.name,

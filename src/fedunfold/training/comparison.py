@@ -49,6 +49,11 @@ class MethodResult:
         return statistics.stdev(self.finals) if len(self.trials) > 1 else 0.0
 
     @property
+    def learning_rounds(self) -> int:
+        """How many rounds of the federation were spent on learning weights before the first trial."""
+        return 0 if self.learned is None else len(self.learned.losses) * len(self.learned.weights)
+
+    @property
     def spread(self) -> str:
         """Mean and standard deviation for a table; the value alone where there is one."""
         return self.primary.spread(self.mean, self.sd) if len(self.trials) > 1 else self.primary.text(self.mean)
