@@ -24,7 +24,8 @@ METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold-table", "f
 SUMMARY = ("fedavg", "duw-fedavg", "fedunfold-table", "fedavg-budget")
 TITLES = {"fedavg-budget": "fedavg, more rounds"}
 RULE = DOCS / "results" / "rule"
-DECISIONS = ("rule without weights", "rule without s", "rule without β", "rule without weights s β")
+PARTS = ("weights", "s", "β", "a")
+DECISIONS = tuple(f"rule without {parts}" for parts in (*PARTS, " ".join(PARTS)))
 NOT_RUN = "Not measured yet: `python -m benchmarks rule --rule FILE --out docs/results/rule --only ablation`.\n"
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
 

@@ -53,8 +53,8 @@ def card(settings: Pretraining, progress: Progress) -> str:
     ranges = [(name, of, f"{low:.3g}", f"{high:.3g}") for (of, name), low, high in ends]
     return f"""# {rule.name}
 
-A rule that reads a round of federated learning and decides how much each client counts, on a step size and on a
-momentum.
+A rule that reads a round of federated learning and decides how much each client counts, on a step size, on a momentum
+and on how far the server's optimiser is trusted.
 
 {rule.description}
 
