@@ -135,7 +135,7 @@ class Noticing:
 
     def __call__(self, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
         if len(report.entering.clients):
-            self._met.append(joined(self._rule.read(report, state)))
+            self._met.append(joined(self._rule.read(report, state).bounded))
         return self._rule(report, state)
 
     def summary(self) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ from fedunfold.unfolding.state import Adam
 from tests.support.rules import FEATURES
 
 SETTINGS = Pretraining(name="mine@3", steps=6, federations=5, validation=40, every=3, width=4, server="adam:lr=0.02")
-VALIDATIONS = Validation(3, 1.25, -0.75, 1.0, 0.625), Validation(6, 1.5, -2.0, 1.25, 0.6)
+VALIDATIONS = Validation(3, 1.25, -0.75, 1.0, 0.625, 8), Validation(6, 1.5, -2.0, 1.25, 0.6, 8)
 
 
 def ended() -> Progress:

@@ -99,7 +99,7 @@ def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
     ranges = torch.zeros(2, 1)
     finals = [-2.0, 0.25, 0.75, 5.0]
     made = Validation.of(7, [Gain(final, 0.5, ranges) for final in finals])
-    assert made == Validation(step=7, mean=1.0, worst=-2.0, path=0.5, wins=0.625)
+    assert made == Validation(step=7, mean=1.0, worst=-2.0, path=0.5, wins=0.625, federations=4)
 
 
 def test_a_validated_federation_notes_what_was_met() -> None:

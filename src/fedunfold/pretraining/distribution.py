@@ -1,12 +1,15 @@
 """The federations that a rule is learned on: each drawn by its number, as different as federations are."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Absent
+from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
 from fedunfold.core.settings import Count, Natural, Positive, Settings, Share
 from fedunfold.data.sources import load_digits
@@ -54,6 +57,13 @@ class Distribution(Settings):
     shifted: Share = 0.35
     bad: Share = 0.05
     remembered: Share = 0.85
+
+    @model_validator(mode="after")
+    def _smallest_first(self) -> Self:
+        for name, value in self:
+            if isinstance(value, tuple) and value[0] > value[1]:
+                raise InputError(f"{name} goes from {value[0]} to {value[1]}; give the smaller number first.")
+        return self
 
     def draw(self, number: int, purpose: str = "train") -> "DrawnFederation":
         """Federation `number`; those of another purpose are others."""

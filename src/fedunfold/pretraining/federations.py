@@ -103,14 +103,20 @@ def validate(
     server: ServerOptimizer,
     family: Family = "network",
 ) -> Gain | None:
-    """How φ fares in a federation that is never learned on; None where a run diverges."""
+    """How φ fares in a federation that is never learned on, with a score of 0 where it diverges; None where FedAvg does
+    and where nobody ever participates."""
     drawn = distribution.draw(number, "validation")
     federation = SimulatedFederation(drawn.environment)
     noticing = _Noticing(_rule(drawn, params, family))
     try:
         fedavg = _scores(_fedavg(drawn, federation))
+    except DivergenceError:
+        return None
+    try:
         ours = _scores(_run(drawn, federation, noticing, Algorithm(server=server, absent=drawn.absent)))
     except DivergenceError:
+        ours = [0.0]
+    if not noticing.lowest:
         return None
     ranges = torch.stack([torch.stack(noticing.lowest).amin(0), torch.stack(noticing.highest).amax(0)])
     last = slice(-LAST_ROUNDS, None)
@@ -128,7 +134,7 @@ class _Noticing:
 
     def __call__(self, report: ClientUpdates, state: State) -> tuple[Decided, State]:
         if len(report.entering.clients):
-            z = joined(self._rule.read(report, state))
+            z = joined(self._rule.read(report, state).bounded)
             self.lowest.append(z.amin(0))
             self.highest.append(z.amax(0))
         return self._rule(report, state)

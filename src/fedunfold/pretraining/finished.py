@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.parts import SERVER_OPTIMIZERS
 from fedunfold.pretraining.learner import MARGIN, Pretraining, Progress
 from fedunfold.rules.parametric import ParametricRule
 from fedunfold.version import VERSION
+
+_SEEN = (
+    "It reads the update of every client, so the server has to see them: no secure aggregation.",
+    "It reads numbers that clients report and the sums of their updates, no update alone: it works with secure sums.",
+)
 
 
 def finished_rule(settings: Pretraining, progress: Progress) -> ParametricRule:
@@ -19,12 +24,13 @@ def finished_rule(settings: Pretraining, progress: Progress) -> ParametricRule:
         progress: Where learning ended.
     """
     chosen, met = progress.chosen, len(progress.losses) * settings.federations
+    absent: Absent = "drop" if settings.family == "private-network" else "remember"
     return replace(
         progress.rule,
         name=settings.name,
-        algorithm=Algorithm(server=SERVER_OPTIMIZERS.parse(settings.server), absent="remember"),
+        algorithm=Algorithm(server=SERVER_OPTIMIZERS.parse(settings.server), absent=absent),
         description=(
-            f"Learned over {met} drawn federations; on {settings.validation} drawn apart {chosen.mean:+.2f} points of "
+            f"Learned over {met} drawn federations; on {chosen.federations} drawn apart {chosen.mean:+.2f} points of "
             f"test accuracy above FedAvg, {chosen.worst:+.2f} in the worst tenth."
         ),
     )
@@ -65,8 +71,9 @@ and on how far the server's optimiser is trusted.
 
 ## What was measured
 
-Points of test accuracy above FedAvg on {settings.validation} federations drawn apart, which were not learned on. The
-rule is the one that did best there, after step {chosen.step} of {len(progress.losses)}, so they flatter it a little.
+Points of test accuracy above FedAvg on {chosen.federations} federations drawn apart, which were not learned on. Where
+the rule diverges its score is 0; those where FedAvg does are left out. The rule is the one that did best there, after
+step {chosen.step} of {len(progress.losses)}, so they flatter it a little.
 
 {_table(("on the federations drawn apart", "value"), measured)}
 {_table(("after step", "mean gain", "worst tenth", "all rounds"), path)}
@@ -88,7 +95,7 @@ Every federation is drawn anew from these; ranges are drawn uniformly in the log
   measured here.
 - In the worst tenth it gained {chosen.worst:+.2f} points: compare it with fedavg before you rely on it.
 - Outside its ranges it leans back towards weights by size, and a run says so in a warning.
-- It reads the update of every client, so the server has to see them: no secure aggregation.
+- {_SEEN[settings.family == "private-network"]}
 """
 
 

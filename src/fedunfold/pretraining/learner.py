@@ -91,6 +91,7 @@ class Validation:
         worst: Mean gain of the worst tenth of the federations.
         path: Mean gain over all rounds.
         wins: Part of the federations with a gain; one within 0.25 points counts half.
+        federations: How many there were in which FedAvg did not diverge.
     """
 
     step: int
@@ -98,6 +99,7 @@ class Validation:
     worst: float
     path: float
     wins: float
+    federations: int
 
     @classmethod
     def of(cls, step: int, gains: list[Gain]) -> "Validation":
@@ -105,7 +107,7 @@ class Validation:
         wins = np.where(np.abs(final) <= 0.25, 0.5, final > 0)
         tenth = final[: max(1, len(final) // 10)]
         path = np.mean([gain.mean for gain in gains])
-        return cls(step, float(final.mean()), float(tenth.mean()), float(path), float(wins.mean()))
+        return cls(step, float(final.mean()), float(tenth.mean()), float(path), float(wins.mean()), len(final))
 
     @property
     def value(self) -> float:
@@ -183,9 +185,9 @@ def pretrain(
     try:
         with _mapping(processes) as each:
             while not _finished(progress, settings):
-                progress = _step(progress, settings, each)
-                step = len(progress.losses)
-                if step % settings.every == 0 or step == settings.steps:
+                if not _due(progress, settings):
+                    progress = _step(progress, settings, each)
+                if _due(progress, settings):  # also where it was interrupted before it was validated
                     progress = _validated(progress, settings, each)
                 if store is not None and store.should_save:
                     _save(store, progress)
@@ -210,7 +212,16 @@ def _start(settings: Pretraining) -> Progress:
 def _finished(progress: Progress, settings: Pretraining) -> bool:
     made = progress.validations
     best = made.index(progress.chosen) if made else 0
-    return len(progress.losses) >= settings.steps or len(made) - 1 - best >= settings.patience
+    done = len(progress.losses) >= settings.steps and not _due(progress, settings)
+    return done or len(made) - 1 - best >= settings.patience
+
+
+def _due(progress: Progress, settings: Pretraining) -> bool:
+    """Whether φ is to be validated before it is changed again."""
+    step, made = len(progress.losses), progress.validations
+    if not step or (made and made[-1].step == step):
+        return False
+    return step % settings.every == 0 or step == settings.steps
 
 
 def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
@@ -241,7 +252,9 @@ def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress
     one = partial(common, server=_server(settings), family=settings.family)
     gains = [gain for gain in each(one, range(settings.validation)) if gain is not None]
     if not gains:
-        raise FedunfoldError("every federation drawn for validation diverges; lower the distribution's `step`.")
+        raise FedunfoldError(
+            "FedAvg diverges in every federation drawn for validation; lower the distribution's `step`."
+        )
     made = Validation.of(len(progress.losses), gains)
     better = not progress.validations or made.value > progress.chosen.value
     progress = replace(progress, validations=(*progress.validations, made))

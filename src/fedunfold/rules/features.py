@@ -36,7 +36,7 @@ that is not known counts as 0, the mean of a feature of clients.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -84,6 +84,12 @@ class RoundFeatures:
     of_round: Tensor
     state: dict[str, Any]
     squares: Tensor | None = None
+
+    @property
+    def bounded(self) -> "RoundFeatures":
+        """What is decided by: no feature is larger than LARGEST."""
+        bounded = self.of_clients.clamp(-LARGEST, LARGEST), self.of_round.clamp(-LARGEST, LARGEST)
+        return replace(self, of_clients=bounded[0], of_round=bounded[1])
 
 
 def _agreement(round_: Measurements) -> Tensor:
@@ -209,8 +215,7 @@ def read_features(
     if "aggregates" in needs and round_.previous is not None:
         after["before"] = round_.previous
     squares = round_.norms.square() if "last_spread" in round_features else None
-    bounded = of_clients.clamp(-LARGEST, LARGEST), of_round.clamp(-LARGEST, LARGEST)
-    return RoundFeatures(round_.clients, round_.shares, *bounded, after, squares)
+    return RoundFeatures(round_.clients, round_.shares, of_clients, of_round, after, squares)
 
 
 def _relative(values: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.parts import RoundDecision
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, needs_of, read_features
@@ -97,7 +98,7 @@ class ParametricRule(ABC):
 
     def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
         """Θ over all clients, s, β and a from the features of a round, differentiable in φ."""
-        score, log_step, momentum, trust = self.answers(found)
+        score, log_step, momentum, trust = self.answers(found.bounded)
         lean, lean_of_clients = self._lean(found)
         theta = (found.shares.log() + lean_of_clients * score).softmax(0)
         weights = theta.new_zeros(num_clients).index_add(0, found.clients, theta)
@@ -120,6 +121,10 @@ class ParametricRule(ABC):
     def __call__(self, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
         if not len(report.entering.clients):
             return RoundDecision(size_shares(report)), state
+        if not float(report.num_examples[report.entering.clients.to(report.num_examples.device)].sum()) > 0:
+            raise InputError(
+                f"round {report.round}: all clients report 0 samples; rule '{self.name}' needs their numbers."
+            )
         found = self.read(report, state)
         with torch.no_grad():
             decided = self.decide(found, len(report.client_ids))

@@ -147,7 +147,7 @@ def _check(header: Header, params: dict[str, Tensor], ranges: Tensor, path: Path
         )
     if not header.name.isprintable():
         raise InputError(f"rule file {path} is inconsistent: its name is {header.name!r}.")
-    expected = family.shapes(max(value.shape[0] if value.dim() else 0 for value in params.values()))
+    expected = family.shapes(max((value.shape[0] if value.dim() else 0 for value in params.values()), default=0))
     if {name: tuple(value.shape) for name, value in params.items()} != expected:
         raise InputError(f"rule file {path} is inconsistent: its parameters have other names or shapes than a rule's.")
     if ranges.shape != (2, len(known[0]) + len(known[1])) or bool((ranges[0] > ranges[1]).any()):

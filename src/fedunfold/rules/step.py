@@ -92,10 +92,10 @@ def step(
         previous=_tensors(known["previous"]),
         metrics=_metrics(rule, reported, rows, t),
     )
+    if known["previous"] is not None and len(known["previous"]) != rows.shape[1]:
+        raise InputError(f"round {t}: updates have another size than those that the state is of; start without it.")
     decision, remembered = decide(rule, report, _tensors(known["rule"]))
     mean = decision.weights.numpy() @ rows
-    if known["previous"] is not None and len(known["previous"]) != len(mean):
-        raise InputError(f"round {t}: updates have another size than those that the state is of; start without it.")
     direction = decision.step * mean
     if decision.momentum and known["direction"] is not None:
         direction = direction + decision.momentum * known["direction"]
