@@ -16,7 +16,8 @@ seeds = st.integers(0, 2**63)
 @given(seed=seeds, purpose=purposes, what=parts)
 def test_the_same_draw_again(seed: int, purpose: str, what: list[str | int]) -> None:
     assert rng.integer(seed, purpose, *what) == rng.integer(seed, purpose, *what)
-    assert rng.uniform(seed, purpose, *what) == rng.uniform(seed, purpose, *what)
+    first, again = (rng.uniforms(seed, purpose, what, ["a", "b"]) for _ in range(2))
+    assert first.tolist() == again.tolist()
     one, other = (rng.generator(seed, purpose, *what) for _ in range(2))
     assert one.permutation(20).tolist() == other.permutation(20).tolist()
 
@@ -46,8 +47,15 @@ def test_draws_are_named_by_their_json(parts: list[str | int]) -> None:
 
 @given(seed=seeds, purpose=purposes, what=parts)
 def test_ranges(seed: int, purpose: str, what: list[str | int]) -> None:
-    assert 0 <= rng.uniform(seed, purpose, *what) < 1
     assert 0 <= rng.integer(seed, purpose, *what) < 2**63
+
+
+@given(seed=seeds, purpose=purposes, what=parts, last=st.lists(st.text(), min_size=1))
+def test_draws_of_many_are_those_of_each(seed: int, purpose: str, what: list[str | int], last: list[str]) -> None:
+    together = rng.uniforms(seed, purpose, what, last)
+    assert ((together >= 0) & (together < 1)).all()
+    alone = [rng.integer(seed, purpose, *what, one) >> 10 for one in last]  # the same digest, 53 of its bits
+    assert (together == np.array(alone, dtype=float) / 2.0**53).all()
 
 
 @given(one=st.tuples(st.integers(0, 9), purposes, parts), other=st.tuples(st.integers(0, 9), purposes, parts))
@@ -73,13 +81,13 @@ def test_parts_that_read_alike_are_told_apart() -> None:
 def test_values_that_files_and_papers_rely_on() -> None:
     """Another value here means that no earlier run can be repeated."""
     assert rng.integer(0, "model", "trial-0") == 4815723831697992071
-    assert rng.uniform(0, "presence", "trial-0", 3, "a") == 0.8134381164204776
+    assert rng.uniforms(0, "presence", ("trial-0", 3), ["a"])[0] == 0.8134381164204776
     stream = rng.generator(0, "minibatches", "trial-0", 3, "a", 1)
     assert stream.permutation(8).tolist() == [0, 7, 2, 5, 6, 4, 1, 3]
 
 
 def test_uniform_is_uniform() -> None:
-    values = np.array([rng.uniform(0, "presence", "run", t, "a") for t in range(4000)])
+    values = np.array([rng.uniforms(0, "presence", ("run", t), ["a"])[0] for t in range(4000)])
     counts = np.histogram(values, bins=10, range=(0, 1))[0]
     assert abs(counts - 400).max() < 80  # four standard deviations
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.08

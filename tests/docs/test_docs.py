@@ -136,7 +136,7 @@ def test_python_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None
         exec(compile(re.sub(r"trials=\d+", "trials=1", block), name_of(page), "exec"), namespace)  # noqa: S102  (our own page)
     if page == ROOT / "README.md":
         assert Path("weights.safetensors").is_file()
-        assert re.search(r"learned +1 +\d+\.\d", capsys.readouterr().out)
+        assert re.search(r"open@1 +1 +\d+\.\d", capsys.readouterr().out)
     if page.name == "tutorial.md":
         assert {path.name for path in Path().iterdir()} >= {"weights.safetensors", "weights.png"}
         assert re.search(r"learned +\d+\.\d ± \d+\.\d %", capsys.readouterr().out)

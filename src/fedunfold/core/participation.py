@@ -77,7 +77,7 @@ class RoundRng:
         """
         cohort = np.ones(len(client_ids), dtype=bool)
         if clients_per_round is not None and clients_per_round < len(client_ids):
-            tickets = np.array([self._uniform("sampling", client_id) for client_id in client_ids])
+            tickets = self._uniforms("sampling", client_ids)
             chosen = set(np.asarray(sampler.sample(tickets, num_examples, clients_per_round)).tolist())
             if len(chosen) != clients_per_round or not chosen <= set(range(len(client_ids))):
                 raise InputError(
@@ -86,14 +86,14 @@ class RoundRng:
                 )
             cohort[:] = False
             cohort[list(chosen)] = True
-        reachable = [
-            bool(sampled) and (p >= 1 or self._uniform("presence", client_id) < p)
-            for client_id, p, sampled in zip(client_ids, probabilities, cohort, strict=True)
-        ]
-        return Participation(cohort, np.array(reachable, dtype=bool))
+        likely = np.asarray(probabilities)
+        reachable = cohort.copy()
+        drawn = np.flatnonzero(cohort & (likely < 1))
+        reachable[drawn] = self._uniforms("presence", [client_ids[k] for k in drawn]) < likely[drawn]
+        return Participation(cohort, reachable)
 
-    def _uniform(self, purpose: str, client_id: str) -> float:
-        return rng.uniform(self.seed, purpose, self.run, self.round, client_id)
+    def _uniforms(self, purpose: str, client_ids: Sequence[str]) -> np.ndarray:
+        return rng.uniforms(self.seed, purpose, (self.run, self.round), client_ids)
 
 
 def epochs_at(epochs: int | Sequence[int], t: int) -> int:

@@ -37,9 +37,25 @@ def integer(seed: int, purpose: str, *parts: str | int) -> int:
     return int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 1
 
 
-def uniform(seed: int, purpose: str, *parts: str | int) -> float:
-    """Draw one number, uniform in [0, 1); arguments as for `integer`."""
-    return (int.from_bytes(_digest(seed, purpose, *parts)[:8], "little") >> 11) / 2.0**53
+def uniforms(seed: int, purpose: str, parts: Sequence[str | int], last: Sequence[str]) -> np.ndarray:
+    """Draw a number for each of many clients, uniform in [0, 1); what their names share is hashed once.
+
+    Args:
+        seed: The seed of the environment or partition.
+        purpose: What is drawn.
+        parts: Run, round and whatever else tells these draws from others.
+        last: What tells them from each other, the ids of clients.
+
+    Returns:
+        The numbers, as many as `last` has; each depends on its own id alone.
+    """
+    shared = hashlib.blake2b(f"{_text([seed, purpose, *parts])[:-1]}, ".encode(), digest_size=16)
+    digests = []
+    for part in last:
+        own = shared.copy()
+        own.update(f"{encode_basestring_ascii(part)}]".encode())
+        digests.append(own.digest()[:8])
+    return (np.frombuffer(b"".join(digests), dtype="<u8") >> 11) / 2.0**53
 
 
 def generator(seed: int, purpose: str, *parts: str | int) -> np.random.Generator:
