@@ -1,15 +1,20 @@
 """Learning a rule over drawn federations: the same from anywhere, resumed to the bit, and of use."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedunfold.core.errors import InputError
-from fedunfold.pretraining.distribution import Distribution
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import DivergenceError, InputError
+from fedunfold.core.run_result import RunResult
+from fedunfold.pretraining import federations
+from fedunfold.pretraining.distribution import Distribution, DrawnFederation
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
 from fedunfold.rules.families import FAMILIES, Family
+from fedunfold.rules.rule import WeightingRule
 from fedunfold.rules.unfolded import initial_parameters
 from fedunfold.server import sgd
 from tests.rules.test_unfolded import without_last_layers
@@ -95,6 +100,25 @@ def test_steps_along_the_gradient_lower_the_loss() -> None:
     assert meta_gradient(SMALL, 0, moved, "exact", sgd()).loss < before.loss
 
 
+def test_a_width_that_no_file_could_tell_is_refused() -> None:
+    with pytest.raises(InputError, match="width"):
+        Pretraining(width=2)
+
+
+def test_a_run_that_diverges_scores_0_and_widens_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(drawn: DrawnFederation, federation: Any, rule: WeightingRule, algorithm: Algorithm) -> RunResult:
+        if rule.name != "size":
+            raise DivergenceError("too long a step")
+        return carried_out(drawn, federation, rule, algorithm)
+
+    carried_out = federations._run
+    survived = validate(SMALL, 0, initial_parameters(4, 0), sgd())
+    monkeypatch.setattr(federations, "_run", run)
+    gain = validate(SMALL, 0, initial_parameters(4, 0), sgd())
+    assert gain is not None and survived is not None and gain.ranges is None
+    assert gain.final < 0 and gain.mean < 0 and gain.final < survived.final
+
+
 def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
     ranges = torch.zeros(2, 1)
     finals = [-2.0, 0.25, 0.75, 5.0]
@@ -104,5 +128,5 @@ def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
 
 def test_a_validated_federation_notes_what_was_met() -> None:
     gain = validate(SMALL, 0, initial_parameters(4, 0), sgd())
-    assert gain is not None
+    assert gain is not None and gain.ranges is not None
     assert bool((gain.ranges[0] <= gain.ranges[1]).all()) and bool(gain.ranges.isfinite().all())

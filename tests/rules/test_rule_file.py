@@ -17,6 +17,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.io.checkpoint import NO_CHECKSUM, DamagedError, embed_checksum
 from fedunfold.rules.features import CLIENT_FEATURES
 from fedunfold.rules.rule_file import FORMAT, is_rule_file, load_rule, save_rule
+from fedunfold.rules.unfolded import UnfoldedRule
 from tests.rules.test_learned import learned
 from tests.support.rules import small_rule
 
@@ -67,6 +68,16 @@ def test_the_same_rule_gives_the_same_bytes(file: Path, tmp_path: Path) -> None:
 def test_a_rule_that_does_not_know_what_it_is_for_is_not_saved(change: dict[str, None], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'small@1' has no algorithm or no ranges"):
         save_rule(small_rule(**change), tmp_path / "rule.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rule_of_another_kind_is_not_saved(tmp_path: Path) -> None:
+    class Other(UnfoldedRule):
+        pass
+
+    rule = small_rule()
+    with pytest.raises(InputError, match="a rule of the type Other has no file; save one of network"):
+        save_rule(Other(rule.params, ranges=rule.ranges, algorithm=rule.algorithm), tmp_path / "rule.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 

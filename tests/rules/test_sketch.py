@@ -105,7 +105,8 @@ def test_features_are_about_those_of_exact_products(monkeypatch: pytest.MonkeyPa
     by_sketches(monkeypatch)
     found, measured = read_features(report, None, None), Measurements(report, {}, None)
     torch.testing.assert_close(measured.norms, exact.norms)
-    torch.testing.assert_close(measured.along, exact.along)
+    off = (measured.along - exact.along) / (exact.norms * exact.previous_norm)
+    assert 0 < float(off.abs().max()) < 0.08
     assert not torch.equal(measured.products, exact.products)
     assert float((found.of_clients - expected.of_clients).abs().max()) < 0.08
     assert float((found.of_round - expected.of_round).abs().max()) < 0.08

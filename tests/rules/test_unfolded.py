@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fedunfold as fu
 from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates
 from fedunfold.rules.families import FAMILIES, Family
 from fedunfold.rules.features import (
@@ -22,6 +23,7 @@ from fedunfold.rules.features import (
     read_features,
 )
 from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.rule import describe_rule, renamed
 from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
 
 
@@ -100,6 +102,29 @@ def test_features_by_hand() -> None:
     assert of_round["growth"] == pytest.approx(math.log(2))
     assert of_round["progress"] == pytest.approx(1 / 4)
     assert of_round["age"] == pytest.approx(math.log(2))
+
+
+def test_what_is_not_known_is_in_no_mean() -> None:
+    """Of three clients one reports its steps and one sends nothing but zeros."""
+    report = round_of(0, [[2, 0], [0, 2], [0, 0]], sizes=[10, 10, 10], steps=[0, 8, 0])
+    found = read_features(report, None, horizon=4)
+    of_clients, of_round = named(found.of_clients, CLIENT_FEATURES), named(found.of_round, ROUND_FEATURES)
+    assert of_clients["steps"] == [0, 0, 0]
+    assert of_round["effort"] == pytest.approx(math.log(8))
+    assert of_clients["norm"] == pytest.approx([0, 0, 0])
+    found = read_features(after_a_round(replace(report, round=1)), found.state, horizon=4)
+    assert named(found.of_clients, CLIENT_FEATURES)["persistence"][2] == 0
+
+
+def test_a_client_with_another_id_keeps_its_rounds() -> None:
+    rule = far_from_fedavg()
+    _, state = rule(round_of(0, [[2, 0], [0, 2]], sizes=[30, 10], steps=[6, 2]), None)
+    _, state = rule(round_of(1, [[2, 0], [0, 2]], sizes=[30, 10], steps=[6, 4]), state)
+    assert renamed(rule, state, "client-1", "bob")["seen"]["bob"] == [2, 1, 4]
+    after = renamed(rule, state, "client-1", "client-0")
+    assert after["seen"] == {"client-0": [4, 1, 4]} and after["norm"] == state["norm"]
+    assert renamed(rule, state, "nobody", "bob") is state and renamed(rule, None, "a", "b") is None
+    assert renamed(fu.size(), state, "client-1", "bob") is state
 
 
 def test_private_features_by_hand() -> None:
@@ -205,6 +230,14 @@ def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, 
     other, _ = rule(replace(reporting(relisted), previous=previous), None)
     torch.testing.assert_close(other.weights, decision.weights[list(order)], rtol=1e-6, atol=1e-9)
     assert other.step == pytest.approx(decision.step, rel=1e-6)
+
+
+def test_other_ranges_make_another_rule() -> None:
+    rule = far_from_fedavg()
+    bounded = replace(rule, ranges=torch.stack([-torch.ones(15), torch.ones(15)]).double())
+    narrower = replace(bounded, ranges=0.5 * bounded.ranges)  # type: ignore[operator]
+    found = {describe_rule(each)["parameters"] for each in (rule, bounded, narrower, replace(narrower))}
+    assert len(found) == 3
 
 
 def test_outside_its_range_it_leans_back_to_fedavg() -> None:

@@ -51,12 +51,12 @@ class Gain:
     Attributes:
         final: Of the last rounds.
         mean: Of all rounds.
-        ranges: The smallest and the largest value of each feature it met, [2, F+G].
+        ranges: The smallest and the largest value of each feature it met, [2, F+G]; None where it diverged.
     """
 
     final: float
     mean: float
-    ranges: Tensor
+    ranges: Tensor | None
 
 
 class _JudgedOnHeldOut(SimulatedFederation):
@@ -115,7 +115,7 @@ def validate(
     try:
         ours = _scores(_run(drawn, federation, noticing, Algorithm(server=server, absent=drawn.absent)))
     except DivergenceError:
-        ours = [0.0]
+        return Gain(-_mean(fedavg[-LAST_ROUNDS:]), -_mean(fedavg), None)
     if not noticing.lowest:
         return None
     ranges = torch.stack([torch.stack(noticing.lowest).amin(0), torch.stack(noticing.highest).amax(0)])

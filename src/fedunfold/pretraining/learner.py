@@ -38,8 +38,10 @@ from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.state import Adam
 from fedunfold.version import VERSION
 
-MARGIN = 0.5
+MARGIN = 0.25
 """A feature may lie outside the range it had on federations drawn apart by this part of it."""
+ROUNDING = 1e-5
+"""Losses that differ by less, relatively, are those of the same run."""
 
 
 class Pretraining(Settings):
@@ -54,7 +56,7 @@ class Pretraining(Settings):
         lr: The learning rate at first; from a fifth of the steps on it falls linearly to 0.
         clip: No federation's gradient is longer.
         caution: How much more those count in which the rule is worse than FedAvg.
-        width: Of the rule's layers.
+        width: Of the rule's layers; as many at least as it has decisions for a round.
         seed: Draws φ.
         adjoint: exact, or first_order.
         server: The server optimiser that the rule is for, described as `name:key=value,…`.
@@ -71,7 +73,7 @@ class Pretraining(Settings):
     lr: Positive = 0.01
     clip: Positive = 0.3
     caution: Positive = 4.0
-    width: Count = 64
+    width: int = Field(default=64, ge=3)
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
     server: str = "grafted"
@@ -238,7 +240,7 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     total = torch.zeros_like(progress.optimizer.m)
     for made in found:
         gradient = _flat(made.gradient or {})
-        harm = settings.caution if made.loss > made.fedavg_loss else 1.0
+        harm = settings.caution if made.loss > (1 + ROUNDING) * made.fedavg_loss else 1.0
         total += harm * gradient * min(1.0, settings.clip / max(float(gradient.norm()), 1e-12)) / count
     lr = settings.lr * min(1.0, 1.25 * (1 - done / settings.steps))
     theta, optimizer = progress.optimizer.step(_flat(progress.params), total, lr)
@@ -258,10 +260,12 @@ def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress
     made = Validation.of(len(progress.losses), gains)
     better = not progress.validations or made.value > progress.chosen.value
     progress = replace(progress, validations=(*progress.validations, made))
-    if not better:
+    found = [gain.ranges for gain in gains if gain.ranges is not None]
+    if not better or not found:
         return progress
-    met = torch.stack([gain.ranges for gain in gains])
-    return replace(progress, best=progress.params, ranges=torch.stack([met[:, 0].amin(0), met[:, 1].amax(0)]))
+    met = torch.stack(found)
+    ranges = torch.stack([met[:, 0].amin(0), met[:, 1].amax(0)])
+    return replace(progress, best=progress.params, ranges=ranges)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ number of clients as such:
 Counts and the aggregates of rounds that are over are known to every server. Norms are a number that each client
 reports, a projection is its inner product with ū: a server of secure sums can have both. Products of all pairs need
 the updates themselves. Redundancy is small for a client whose data nobody shares, and needs no label counts. A number
-that is not known counts as 0, the mean of a feature of clients.
+that is not known counts as 0, the mean of a feature of clients, and no mean includes it.
 """
 
 import math
@@ -93,7 +93,7 @@ class RoundFeatures:
 
 
 def _agreement(round_: Measurements) -> Tensor:
-    return _ratio(round_.to_mean, round_.norms.clamp(min=1e-30) * round_.mean_norm)
+    return _ratio(round_.to_mean, round_.norms * round_.mean_norm)
 
 
 def _redundancy(round_: Measurements) -> Tensor:
@@ -103,7 +103,7 @@ def _redundancy(round_: Measurements) -> Tensor:
 
 
 def _persistence(round_: Measurements) -> Tensor:
-    return _ratio(round_.along.nan_to_num(0.0), round_.norms.clamp(min=1e-30) * round_.previous_norm)
+    return _ratio(round_.along.nan_to_num(0.0), round_.norms * round_.previous_norm)
 
 
 def _spread(round_: Measurements) -> float:
@@ -137,7 +137,8 @@ def _progress(round_: Measurements) -> float:
 
 
 def _effort(round_: Measurements) -> float:
-    return math.log(max(1.0, float(round_.past[:, 2].mean()))) if len(round_.past) else 0.0
+    known = round_.past[:, 2][round_.past[:, 2] > 0]
+    return math.log(max(1.0, float(known.mean()))) if len(known) else 0.0
 
 
 _PRODUCTS = frozenset[Need]({"products"})
@@ -219,9 +220,10 @@ def read_features(
 
 
 def _relative(values: Tensor) -> Tensor:
-    """log(x / mean x), 0 where x is not known."""
-    mean = values.mean() if len(values) else values.new_ones(())
-    return torch.where((values > 0) & (mean > 0), values / mean.clamp(min=1e-300), 1.0).log()
+    """log(x / mean x) with the mean of those that are known, 0 where x is not."""
+    known = values > 0
+    mean = values[known].mean() if bool(known.any()) else values.new_ones(())
+    return torch.where(known, values / mean, 1.0).log()
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

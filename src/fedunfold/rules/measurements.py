@@ -117,13 +117,15 @@ class Measurements:
 
     @cached_property
     def along(self) -> Tensor:
-        """⟨m_k, ū⟩, [n]; NaN of a client that does not say."""
+        """⟨m_k, ū⟩, [n], where there are sketches about; NaN of a client that does not say."""
         if self.previous is None:
             return torch.zeros(len(self.clients), dtype=torch.float64)
+        if self.report.metrics.norm is None and self.sketches is not None:
+            return self.sketches.inner_products(self.report.layout.params(self.previous))
         return self.report.entering.inner_products(self.previous).cpu().double()
 
     @property
     def before(self) -> Tensor | None:
-        """ū as it was in the round before, [d]."""
+        """ū as it was in the round before, [d]; what was read from a checkpoint is moved to where ū is."""
         found: Tensor | None = self.known.get("before")
-        return found
+        return found if found is None or self.previous is None else found.to(self.previous.device)

@@ -13,6 +13,7 @@ e = Σ max(0, a − z, z − b)/(b − a) over the features of the round, and e_
 multiplied by exp(−e_k), and log s, β and a by exp(−e).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -139,6 +140,15 @@ class ParametricRule(ABC):
         if self.ranges is None or not (outside := (state or {}).get("outside")):
             return ()
         return (remark(outside, (*self.client_features, *self.round_features), self.ranges),)
+
+    def renamed(self, state: State, before: str, after: str) -> State:
+        """The state where a client turns out to have another id: its rounds add up."""
+        seen = dict((state or {}).get("seen", {}))
+        if before not in seen:
+            return state
+        earlier, own = seen.pop(before), seen.get(after, [0.0, -math.inf])
+        latest = max(earlier, own, key=lambda known: known[1])
+        return state | {"seen": seen | {after: [earlier[0] + own[0], *latest[1:]]}}
 
     def settled(self, decided: Decided, found: RoundFeatures) -> tuple[RoundDecision, dict[str, Any]]:
         """The decision in plain numbers, and the state for the next round."""

@@ -111,8 +111,15 @@ def remarks_of(rule: WeightingRule, state: State) -> tuple[str, ...]:
     return () if asked is None else asked(state)
 
 
+def renamed(rule: WeightingRule, state: State, before: str, after: str) -> State:
+    """The state where a client turns out to have another id: a rule that has `renamed` is told."""
+    told: Callable[[State, str, str], State] | None = getattr(rule, "renamed", None)
+    return state if told is None else told(state, before, after)
+
+
 def describe_rule(rule: WeightingRule) -> dict[str, Any]:
-    """What a checkpoint says of the rule it belongs to: its name, and fingerprints of its weights or parameters.
+    """What a checkpoint says of the rule it belongs to: its name, and fingerprints of its weights, or of its parameters
+    and the ranges in which it decides by them.
 
     >>> from fedunfold.rules import size
     >>> describe_rule(size())
@@ -120,6 +127,7 @@ def describe_rule(rule: WeightingRule) -> dict[str, Any]:
     """
     weights, params = getattr(rule, "weights", None), getattr(rule, "params", None)
     named = sorted(params.items()) if isinstance(params, Mapping) else []
+    named += [("ranges", getattr(rule, "ranges", None))]
     vectors = [value.flatten().double() for _, value in named if isinstance(value, Tensor)]
     return {
         "rule": rule.name,

@@ -59,14 +59,17 @@ def save_rule(rule: ParametricRule, path: str | Path) -> None:
         path: The file.
 
     Raises:
-        InputError: It does not know.
+        InputError: It does not know, or is none of the kinds that have files.
     """
     if rule.algorithm is None or rule.ranges is None:
         raise InputError(f"rule '{rule.name}' has no algorithm or no ranges; give it both before it is saved.")
+    kind = next((name for name, family in FAMILIES.items() if type(rule) is family), None)
+    if kind is None:
+        raise InputError(f"a rule of the type {type(rule).__name__} has no file; save one of {', '.join(FAMILIES)}.")
     header = {
         "checksum": NO_CHECKSUM,
         "format": FORMAT,
-        "kind": next(name for name, family in FAMILIES.items() if type(rule) is family),
+        "kind": kind,
         "name": rule.name,
         "description": rule.description,
         "client_features": rule.client_features,

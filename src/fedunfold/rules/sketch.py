@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedunfold.core.messages import ClientUpdates
+from fedunfold.core.messages import ClientUpdates, OpenUpdates, UpdateSet
 
 EXACT_PRODUCTS = 2 * 10**8
 """Up to so many multiply-adds, n²d for n updates of d entries, products are exact: several milliseconds of one core, a
@@ -37,6 +37,10 @@ class Sketches:
         gram.diagonal().copy_(self.norms.square())
         return gram
 
+    def inner_products(self, vector: Tensor) -> Tensor:
+        """About ⟨v, m_k⟩, [n]."""
+        return (self.rows @ sketch(vector[None])[0].to(self.rows.device)).cpu().double()
+
 
 def sketch(rows: Tensor) -> Tensor:
     """S m for rows m [n, d], [n, q]: every entry with a random sign, added to bucket i modulo q.
@@ -51,19 +55,18 @@ def sketch(rows: Tensor) -> Tensor:
         rows: m, [n, d].
     """
     n, d = rows.shape
-    signs = _signs(d).to(rows.device)
     found = rows.new_zeros(n, min(d, BUCKETS))
-    for begin in range(0, d, BUCKETS):  # in place, so that the rows are read once and nothing is as large as they are
-        block = rows[:, begin : begin + BUCKETS]
-        found[:, : block.shape[1]].addcmul_(block, signs[begin : begin + BUCKETS].to(rows.dtype))
+    # In place, so that the rows are read once and nothing is as large as they are.
+    for block, signs in zip(rows.split(BUCKETS, 1), _signs(d, rows.dtype, rows.device).split(BUCKETS), strict=True):
+        found[:, : block.shape[1]].addcmul_(block, signs)
     return found
 
 
 @lru_cache(maxsize=4)
-def _signs(d: int) -> Tensor:
-    """σ, [d] of ±1 in a byte each."""
+def _signs(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """σ, [d] of ±1."""
     drawn = torch.Generator().manual_seed(_SEED)
-    return torch.randint(0, 2, (d,), generator=drawn, dtype=torch.int8) * 2 - 1
+    return (torch.randint(0, 2, (d,), generator=drawn, dtype=torch.int8) * 2 - 1).to(device, dtype)
 
 
 def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
@@ -74,12 +77,12 @@ def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
     before = known.client_ids if known is not None else []
     if known is None or not set(wanted) <= {*sent, *before}:
         rows = report.layout.params(entering.rows)
-        return Sketches(wanted, sketch(rows), _norms(rows))
+        return Sketches(wanted, sketch(rows), _norms(entering, rows))
     rows = report.layout.params(fresh.rows)
     position = {name: i for i, name in enumerate([*before, *sent])}  # what was sent now counts
     chosen = torch.tensor([position[name] for name in wanted], dtype=torch.long)
-    found = torch.cat([known.rows, sketch(rows)])[chosen.to(rows.device)]
-    return Sketches(wanted, found, torch.cat([known.norms, _norms(rows)])[chosen])
+    found = torch.cat([known.rows.to(rows.device), sketch(rows)])[chosen.to(rows.device)]
+    return Sketches(wanted, found, torch.cat([known.norms, _norms(fresh, rows)])[chosen])
 
 
 def few_enough(report: ClientUpdates) -> bool:
@@ -87,6 +90,7 @@ def few_enough(report: ClientUpdates) -> bool:
     return len(report.entering.clients) ** 2 * report.updates.rows.shape[1] <= EXACT_PRODUCTS
 
 
-def _norms(rows: Tensor) -> Tensor:
-    found: Tensor = rows.norm(dim=1)
+def _norms(updates: UpdateSet, rows: Tensor) -> Tensor:
+    known = updates.norms if isinstance(updates, OpenUpdates) else None  # screening has computed them
+    found: Tensor = rows.norm(dim=1) if known is None else known
     return found.cpu().double()

@@ -563,6 +563,18 @@ def test_a_client_that_registers_late_counts_from_the_first_round_on(absent: Any
     assert strategy.failures.as_dict() == {}
 
 
+def test_what_a_rule_knows_of_a_client_stays_when_it_registers_late() -> None:
+    def spoil(reply: Message, node: int) -> Message | None:
+        if node == 2 and reply.metadata.message_type == "train" and len(strategy.weights) < 2:
+            reply.content = RecordDict({key: reply.content[key] for key in ("arrays", "metrics")})
+        return reply
+
+    strategy = WeightedStrategy(fu.pretrained())
+    start(strategy, LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil), 4)
+    seen = strategy._started().rule_state["seen"]
+    assert {name: own[:2] for name, own in seen.items()} == {key: [4, 3] for key in ("ann", "bob", "cat")}
+
+
 def test_a_client_that_never_answers_and_one_that_is_late() -> None:
     """Node 3 never answers; node 1 not in time in the first round. FedAvg goes on without them, and so do we."""
     found = []

@@ -15,6 +15,7 @@ from fedunfold.engines.flower import WeightedStrategy
 from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
 from tests.engines.flower.test_quickstarts import random_rule
 from tests.engines.flower.test_strategy import app_of, initial
+from tests.rules.test_unfolded import without_last_layers
 from tests.support.grid import LocalGrid
 
 ROUNDS = 5
@@ -150,8 +151,20 @@ def test_a_state_that_cannot_be_saved_is_an_error_at_once(tmp_path: Path) -> Non
         start(MortalGrid(), rule=odd, checkpoint=tmp_path / "strategy.safetensors")
 
 
-def test_initial_parameters_are_fedavg_over_a_restart(tmp_path: Path) -> None:
-    file, rule = tmp_path / "strategy.safetensors", UnfoldedRule(initial_parameters(32, 0))
+def test_a_pretrained_rule_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """With what it remembers of clients, the server's second moments, and notes of features out of range."""
+    file = tmp_path / "strategy.safetensors"
+    for mark in (2, 4):
+        with pytest.raises(Killed):
+            start(MortalGrid(("train", mark)), rule=fu.pretrained(), checkpoint=file)
+    _, ours = start(MortalGrid(), rule=fu.pretrained(), checkpoint=file)
+    _, theirs = start(MortalGrid(), rule=fu.pretrained())
+    assert ours.arrays["w"].numpy().tobytes() == theirs.arrays["w"].numpy().tobytes()
+
+
+def test_parameters_without_a_decision_are_fedavg_over_a_restart(tmp_path: Path) -> None:
+    params = without_last_layers(initial_parameters(32, 0))
+    file, rule = tmp_path / "strategy.safetensors", UnfoldedRule(params)
     with pytest.raises(Killed):
         start(MortalGrid(("train", 3)), rule=rule, checkpoint=file)
     _, ours = start(MortalGrid(), rule=rule, checkpoint=file)

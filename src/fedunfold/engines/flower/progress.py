@@ -20,7 +20,7 @@ from fedunfold.engines.flower.roster import Roster
 from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.io.plain_values import from_plain, to_plain
-from fedunfold.rules.rule import State, WeightingRule, describe_rule
+from fedunfold.rules.rule import State, WeightingRule, describe_rule, renamed
 from fedunfold.version import VERSION
 
 Stage = Literal["train", "evaluate", "server"]
@@ -100,6 +100,11 @@ class Progress:
     def widen(self) -> None:
         """Go on in double precision, with all that is compared with updates."""
         self.server, self.rule_state = self.server.widened(), _widened(self.rule_state)
+
+    def rename(self, before: str, after: str) -> None:
+        """Tell the rule that a client turns out to have another id."""
+        if before != after:
+            self.rule_state = renamed(self.rule, self.rule_state, before, after)
 
     # --- rounds of before a restart --------------------------------------------------------------------
 

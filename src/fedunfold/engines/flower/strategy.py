@@ -284,7 +284,7 @@ class WeightedStrategy(FedAvg):
         """Replies by the ids of clients, with what those have brought that register now."""
         found = {}
         for reply in replies:
-            node = run.sender(reply)
+            before = run.roster.name(node := run.sender(reply))
             try:
                 over = None if reply.has_error() else run.roster.identify(node, reply.content)
             except InputError as error:
@@ -295,7 +295,9 @@ class WeightedStrategy(FedAvg):
             if over in (client_ids := self._client_ids(run)):
                 memory = {k: row for k, row in run.server.memory.items() if client_ids[k] != over}
                 run.server = replace(run.server, memory=memory)
-            found[run.roster.name(node)] = reply
+            name = run.roster.name(node)
+            run.rename(before, name)
+            found[name] = reply
         return found
 
     def _read_update(self, message: Message, client_id: str) -> Update:
