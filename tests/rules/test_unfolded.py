@@ -234,8 +234,8 @@ def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, 
 
 def test_other_ranges_make_another_rule() -> None:
     rule = far_from_fedavg()
-    bounded = replace(rule, ranges=torch.stack([-torch.ones(15), torch.ones(15)]).double())
-    narrower = replace(bounded, ranges=0.5 * bounded.ranges)  # type: ignore[operator]
+    ranges = torch.stack([-torch.ones(15), torch.ones(15)]).double()
+    bounded, narrower = replace(rule, ranges=ranges), replace(rule, ranges=0.5 * ranges)
     found = {describe_rule(each)["parameters"] for each in (rule, bounded, narrower, replace(narrower))}
     assert len(found) == 3
 

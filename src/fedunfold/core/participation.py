@@ -89,7 +89,7 @@ class RoundRng:
         likely = np.asarray(probabilities)
         reachable = cohort.copy()
         drawn = np.flatnonzero(cohort & (likely < 1))
-        reachable[drawn] = self._uniforms("presence", [client_ids[k] for k in drawn]) < likely[drawn]
+        reachable[drawn] = self._uniforms("presence", [client_ids[k] for k in drawn.tolist()]) < likely[drawn]
         return Participation(cohort, reachable)
 
     def _uniforms(self, purpose: str, client_ids: Sequence[str]) -> np.ndarray:

@@ -57,8 +57,10 @@ def sketch(rows: Tensor) -> Tensor:
     n, d = rows.shape
     found = rows.new_zeros(n, min(d, BUCKETS))
     # In place, so that the rows are read once and nothing is as large as they are.
-    for block, signs in zip(rows.split(BUCKETS, 1), _signs(d, rows.dtype, rows.device).split(BUCKETS), strict=True):
-        found[:, : block.shape[1]].addcmul_(block, signs)
+    signs = _signs(d, rows.dtype, rows.device)
+    for begin in range(0, d, BUCKETS):
+        block = rows[:, begin : begin + BUCKETS]
+        found[:, : block.shape[1]].addcmul_(block, signs[begin : begin + BUCKETS])
     return found
 
 
