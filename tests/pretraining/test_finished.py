@@ -31,7 +31,7 @@ def test_the_rule_knows_what_it_is_for() -> None:
 
 
 def test_the_card_has_what_was_measured() -> None:
-    """The largest mean + worst tenth is that of the first validation; ranges are widened by a quarter of their length."""
+    """The first validation has the largest mean + worst tenth; ranges are widened by a quarter of their length."""
     text = card(SETTINGS, ended())
     for line in (
         "# mine@3",
