@@ -1,4 +1,4 @@
-"""`python -m benchmarks engine|schedules|device|rule|rule-overhead`: measure, show it, and write it as a page."""
+"""`python -m benchmarks engine|schedules|device|rule|rule-overhead|feature-gradient`: measure, show, write a page."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +139,22 @@ def rule_overhead(rule: Rules = None, repeats: Repeats = 3, page: Page = None, o
     with _progress() as log:
         found = measure_overhead(chosen, repeats, log)
     _present(found, overhead_page(found), page, output)
+
+
+@app.command(name="feature-gradient", epilog="Example: python -m benchmarks feature-gradient --federations 12")
+def feature_gradient(
+    rule: Annotated[str, typer.Option("--rule", metavar="FILE|NAME", help="The pre-trained rule.")] = "open",
+    federations: Annotated[int, typer.Option("--federations", min=1, help="How many are drawn.")] = 12,
+    directions: Annotated[int, typer.Option("--directions", min=2, help="Along how many directions.")] = 16,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """How far the gradient a rule is learned by is from that through its features."""
+    from benchmarks.feature_gradient import feature_gradient_page, measure_feature_gradients
+
+    with _progress() as log:
+        found = measure_feature_gradients(rule, federations, directions, log)
+    _present(found, feature_gradient_page(found), page, output)
 
 
 @contextmanager

@@ -59,12 +59,17 @@ class Gain:
     ranges: Tensor | None
 
 
-class _JudgedOnHeldOut(SimulatedFederation):
-    """A federation whose outer loss is that on data no client trains on."""
+class JudgedOnHeldOut(SimulatedFederation):
+    """A federation whose outer loss is that on data no client trains on.
 
-    def __init__(self, drawn: DrawnFederation) -> None:
-        super().__init__(drawn.environment)
-        self._held_out = SimulatedFederation(drawn.held_out)
+    Args:
+        drawn: The federation.
+        dtype: Of the models.
+    """
+
+    def __init__(self, drawn: DrawnFederation, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(drawn.environment, dtype=dtype)
+        self._held_out = SimulatedFederation(drawn.held_out, dtype=dtype)
 
     def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
         return self._held_out.outer_loss(requests)
@@ -80,7 +85,7 @@ def meta_gradient(
 ) -> MetaGradient:
     """Draw federation `number` and differentiate its loss through all rounds in φ."""
     drawn = distribution.draw(number)
-    federation = _JudgedOnHeldOut(drawn)
+    federation = JudgedOnHeldOut(drawn)
     rounds, algorithm = drawn.environment.rounds, Algorithm(server=server, absent=drawn.absent)
     outer = OUTER_LOSSES.make("every-round")
     first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
