@@ -106,9 +106,9 @@ def feature_gradient_page(found: FeatureGradients) -> str:
     lines = [
         "# The gradient through what a rule reads",
         "",
-        f"Made by `python -m benchmarks feature-gradient`: rule {found.rule}, {found.directions} random",
-        "directions in φ. The cosine is that between the gradient a rule is learned by, for which features are constants, and the",
-        f"full one, by central differences. Median: {found.median:.3f}.",
+        f"Made by `python -m benchmarks feature-gradient`: rule {found.rule}, {found.directions} random directions.",
+        "The cosine is that between the gradient a rule is learned by, for which features are constants, and the full",
+        f"one, by central differences. Median: {found.median:.3f}.",
         "",
         "| federation | rounds | cosine | ratio of lengths |",
         "|---|---|---|---|",
