@@ -60,7 +60,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> Non
     results = Results(SETTING, {"dogs": [(case, run)]})
     text = results.write(tmp_path / "one", "x", whole).read_text()
     assert text == results.write(tmp_path / "two", "x", parts).read_text()
-    for shown in ("| duw-fedavg-exact |", "| fednova, remember |", "| fedunfold |", "under another seed |"):
+    for shown in ("| duw-fedavg-exact |", "| fednova, remember |", "| fedunfold-table |", "under another seed |"):
         assert shown in text
     assert (tmp_path / "one" / "dogs.png").stat().st_size > 10_000
     document = json.loads((tmp_path / "one" / "results.json").read_text())["cases"][case.name]
