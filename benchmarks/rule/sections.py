@@ -34,6 +34,7 @@ class Section:
         trials: How many runs of each, by federation; `""` for all others.
         last: Over how many last rounds a run's score is the mean.
         numbered: Whether federations are drawn by number, so that there may be fewer of them.
+        rivals_once: Whether rivals other than FedAvg are run in the first trial alone: they are most of the work.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Section:
     trials: Mapping[str, int]
     last: int = 1
     numbered: bool = False
+    rivals_once: bool = False
 
     def smaller(self, trials: int | None, federations: int | None) -> "Section":
         """The same with other numbers, where they are given."""
@@ -60,10 +62,8 @@ class Section:
         if self.name == "bad-clients":
             return [fedavg, ours]
         tuned = [Entrant(f"{base} (tuned)", base, server) for base, server in chosen.items()]
-        if self.name == "held-out":
-            return [fedavg, *tuned, ours]
         kept = [replace(fedavg, label=KEPT, absent="keep")] if self.name == "paper" else []
-        return [*kept, *(Entrant(base, base) for base in GRID), *tuned, ours]
+        return [*kept, fedavg, *tuned, ours]
 
     def jobs(self, rule: str, chosen: Mapping[str, str]) -> Iterator[Job]:
         """Its runs, those in one federation one after the other."""
@@ -71,6 +71,8 @@ class Section:
         for environment in self.environments:
             for trial in range(self.trials.get(environment, self.trials[""])):
                 for entrant in entrants:
+                    if trial and entrant.server and self.rivals_once:
+                        continue
                     yield Job(self.name, environment, entrant, trial)
 
 
@@ -88,7 +90,7 @@ SECTIONS = {
         Section("paper", PAPER, {"": 10}),
         Section("dirichlet", tuple(DIRICHLET), {"": 20}, last=5),
         Section("natural", tuple(NATURAL), {"": 1, **NATURAL}),
-        Section("held-out", _numbered("held-out", 300), {"": 3}, last=3, numbered=True),
+        Section("held-out", _numbered("held-out", 300), {"": 3}, last=3, numbered=True, rivals_once=True),
         Section("bad-clients", BAD, {"": 10}, last=3),
         Section("ablation", _numbered("ablation", 96), {"": 1}, last=3, numbered=True),
     )

@@ -22,8 +22,7 @@ AHEAD = 1.0
 """So many points the rule is to be above its best rival on these."""
 STORED_METHODS = {"duw-fedavg": ("duw-fedavg",), "fedunfold-table": ("fedunfold-table", "fedunfold")}
 """Table methods whose weights are learned for each federation anew, by the names their records may have."""
-ORDER = (KEPT, "fedavg", "fedavg (tuned)", *(f"{base}{kind}" for base in GRID for kind in ("", " (tuned)")))
-METHODS = (*dict.fromkeys(ORDER), *STORED_METHODS, RULE)
+METHODS = (KEPT, "fedavg", *(f"{base} (tuned)" for base in GRID), *STORED_METHODS, RULE)
 
 
 def paper(records: Sequence[Record]) -> Part:
@@ -110,8 +109,7 @@ def tuning(records: Sequence[Record]) -> Part:
     text = (
         f"On {count} federations of the distribution that the rule is learned on, others than those: mean gain over "
         "FedAvg of the last three rounds, in points. One setting is chosen for all federations, with all clients in "
-        "every round or some; a run that diverges scores 0. The chosen one, in bold, is called `(tuned)`; without "
-        "that word a rival has the package's default.\n\n"
+        "every round or some; a run that diverges scores 0. The chosen one, in bold, is called `(tuned)`.\n\n"
         f"{table(['rival', 'server', 'gain'], rows)}"
     )
     return Part("The rivals' settings", text, (), {"chosen": chosen, "gains": gains})

@@ -282,10 +282,10 @@ def test_a_rival_that_diverges_is_shown_and_loses(tmp_path: Path) -> None:
     lower = {"section": "natural", "metric": "perplexity", "greater_is_better": False}
     for trial in range(2):
         records.add(record("shakespeare", "fedavg", trial, [5.0 + trial], **lower))
-        records.add(record("shakespeare", "fedadam", trial, [], **lower))
+        records.add(record("shakespeare", "fedadam (tuned)", trial, [], **lower))
         records.add(record("shakespeare", RULE, trial, [4.5 + 1.2 * trial], **lower))
     records.save()
     write_page(tmp_path)
     page = (tmp_path / "README.md").read_text()
-    assert "| fedadam | diverged |" in page and "6 of 308 runs, of which 2 diverged." in page
+    assert "| fedadam (tuned) | diverged |" in page and "6 of 196 runs, of which 2 diverged." in page
     assert "- Holds: shakespeare: +0.400 [-0.871, +1.671] over the best rival, fedavg, not below it" in page

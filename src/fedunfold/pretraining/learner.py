@@ -68,8 +68,8 @@ class Pretraining(Settings):
 
     name: str = Field(default="own@1", pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$")
     family: Family = "network"
-    steps: Count = 80
-    federations: Count = 48
+    steps: Count = 300
+    federations: Count = 30
     lr: Positive = 0.01
     clip: Positive = 0.3
     caution: Positive = 4.0
@@ -77,8 +77,8 @@ class Pretraining(Settings):
     seed: Natural = 0
     adjoint: AdjointKind = "exact"
     server: str = "grafted"
-    validation: Count = 144
-    every: Count = 16
+    validation: Count = 192
+    every: Count = 50
     patience: Count = 5
     distribution: Distribution = Distribution()
 
