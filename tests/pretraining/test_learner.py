@@ -8,10 +8,11 @@ import torch
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
+from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.core.run_result import RunResult
 from fedunfold.pretraining import federations
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
-from fedunfold.pretraining.federations import Gain, meta_gradient, validate
+from fedunfold.pretraining.federations import Gain, JudgedOnHeldOut, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
 from fedunfold.rules.families import FAMILIES, Family
 from fedunfold.rules.rule import WeightingRule
@@ -83,9 +84,11 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         pretrain(TINY.model_copy(update={"steps": 2, "lr": 0.02}), checkpoint=file)
 
 
-def test_without_last_layers_the_loss_is_fedavgs() -> None:
+@pytest.mark.parametrize("lateness", [0.0, 1.0])
+def test_without_last_layers_the_loss_is_fedavgs(lateness: float) -> None:
     params = without_last_layers(initial_parameters(4, 0))
-    found = meta_gradient(SMALL.model_copy(update={"remembered": 0.0}), 0, params, "exact", sgd())
+    dropping = SMALL.model_copy(update={"remembered": 0.0})
+    found = meta_gradient(dropping, 0, params, "exact", sgd(), lateness=lateness)
     assert found.loss == pytest.approx(found.fedavg_loss, rel=1e-6)
     assert found.gradient is not None and any(bool(slope.any()) for slope in found.gradient.values())
 
@@ -98,6 +101,20 @@ def test_steps_along_the_gradient_lower_the_loss() -> None:
     norm = sum(float(slope.square().sum()) for slope in gradient.values()) ** 0.5
     moved = {name: value - 1e-3 * gradient[name] / norm for name, value in params.items()}
     assert meta_gradient(SMALL, 0, moved, "exact", sgd()).loss < before.loss
+
+
+def test_later_rounds_count_more() -> None:
+    """r_t = 2t/(T + 1) for a lateness of 1: the loss and its gradient, round by round."""
+    drawn = SMALL.draw(0)
+    federation, rounds = JudgedOnHeldOut(drawn, lateness=1.0), drawn.environment.rounds
+    assert federation.coefficients == pytest.approx([2 * t / (rounds + 1) for t in range(rounds + 1)])
+    assert JudgedOnHeldOut(drawn).coefficients == [1.0] * (rounds + 1)
+    outer, model = OUTER_LOSSES.make("every-round"), federation.initial_model("trial-0")
+    requests = [Algorithm().request("trial-0", t, model, outer=outer) for t in (1, rounds)]
+    for request in requests:
+        (found,), (alike,) = federation.outer_loss([request]), federation.held_out.outer_loss([request])
+        r = federation.coefficients[request.round]
+        assert found.loss == pytest.approx(r * alike.loss) and torch.allclose(found.gradient, r * alike.gradient)
 
 
 def test_a_width_that_no_file_could_tell_is_refused() -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class MetaGradient:
     """What a federation says about φ.
 
     Attributes:
-        loss: Σ_t F(w^(t)) / (T F(w^(0))), t = 1 … T, F the class-balanced loss on held-out data.
+        loss: Σ_t r_t F(w^(t)) / (T F(w^(0))), t = 1 … T, F the class-balanced loss on held-out data.
         fedavg_loss: The same of FedAvg.
         gradient: d log(FLOOR + loss)/dφ by name; None where the run or the gradient was not finite.
     """
@@ -60,19 +61,26 @@ class Gain:
 
 
 class JudgedOnHeldOut(SimulatedFederation):
-    """A federation whose outer loss is that on data no client trains on.
+    """A federation whose outer loss in round t is r_t times that on data no client trains on.
+
+        r_t ∝ t^lateness, with the mean 1 over t = 1 … T
 
     Args:
         drawn: The federation.
+        lateness: How much more the models of later rounds count; 0: all alike.
         dtype: Of the models.
     """
 
-    def __init__(self, drawn: DrawnFederation, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, drawn: DrawnFederation, lateness: float = 0.0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(drawn.environment, dtype=dtype)
-        self._held_out = SimulatedFederation(drawn.held_out, dtype=dtype)
+        self.held_out = SimulatedFederation(drawn.held_out, dtype=dtype)
+        raised = np.arange(drawn.environment.rounds + 1) ** lateness
+        self.coefficients: list[float] = (raised / raised[1:].mean()).tolist()
 
     def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
-        return self._held_out.outer_loss(requests)
+        found = zip(self.held_out.outer_loss(requests), requests, strict=True)
+        counted = ((met, self.coefficients[request.round]) for met, request in found)
+        return [OuterLossResult(r * met.loss, r * met.gradient) for met, r in counted]
 
 
 def meta_gradient(
@@ -82,16 +90,18 @@ def meta_gradient(
     adjoint: AdjointKind,
     server: ServerOptimizer,
     family: Family = "network",
+    lateness: float = 0.0,
 ) -> MetaGradient:
     """Draw federation `number` and differentiate its loss through all rounds in φ."""
     drawn = distribution.draw(number)
-    federation = JudgedOnHeldOut(drawn)
+    federation = JudgedOnHeldOut(drawn, lateness)
     rounds, algorithm = drawn.environment.rounds, Algorithm(server=server, absent=drawn.absent)
     outer = OUTER_LOSSES.make("every-round")
     first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
-    scale = 1 / (rounds * federation.outer_loss([first])[0].loss)
+    scale = 1 / (rounds * federation.held_out.outer_loss([first])[0].loss)
     try:
-        fedavg = scale * sum(test.loss for test in _fedavg(drawn, federation).evaluations)
+        tests = _fedavg(drawn, federation).evaluations
+        fedavg = scale * sum(r * test.loss for r, test in zip(federation.coefficients[1:], tests, strict=True))
         found = rule_gradient(federation, _rule(drawn, params, family), rounds, algorithm, outer, adjoint, RUN)
     except DivergenceError:  # an unlucky draw: a learning rate that no server can cope with
         return MetaGradient(math.nan, math.nan, None)

@@ -4,9 +4,9 @@ the rule does harm.
     g = (1/B) Σ_i c_i clip(∇_φ log(0.1 + L_i)),   c_i = caution where L_i is above FedAvg's loss, else 1
     clip(g) = g · min(1, clip/‖g‖)
 
-L_i is Σ_t F(w^(t)) / (T F(w^(0))) on held-out data, and its logarithm lets every federation count the same. What is
-returned is not the last φ but the one that did best on federations drawn apart, by its mean gain over FedAvg plus that
-of the worst tenth: a rule that others are to use without a second thought must do no harm.
+L_i is Σ_t r_t F(w^(t)) / (T F(w^(0))) on held-out data, r_t ∝ t^lateness, and its logarithm lets every federation count
+the same. What is returned is not the last φ but the one that did best on federations drawn apart, by its mean gain over
+FedAvg plus that of the worst tenth: a rule that others are to use without a second thought must do no harm.
 """
 
 import signal
@@ -55,6 +55,7 @@ class Pretraining(Settings):
         federations: B, how many federations each of these updates sees; every one is drawn once.
         lr: The learning rate at first; from a fifth of the steps on it falls linearly to 0.
         clip: No federation's gradient is longer.
+        lateness: How much more later rounds count: round t by t^lateness.
         caution: How much more those count in which the rule is worse than FedAvg.
         width: Of the rule's layers; as many at least as it has decisions for a round.
         seed: Draws φ.
@@ -72,6 +73,7 @@ class Pretraining(Settings):
     federations: Count = 30
     lr: Positive = 0.01
     clip: Positive = 0.3
+    lateness: float = Field(default=1.0, ge=0, le=10)
     caution: Positive = 4.0
     width: int = Field(default=64, ge=3)
     seed: Natural = 0
@@ -235,6 +237,7 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
         adjoint=settings.adjoint,
         server=_server(settings),
         family=settings.family,
+        lateness=settings.lateness,
     )
     found = [made for made in each(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
     total = torch.zeros_like(progress.optimizer.m)
