@@ -1,14 +1,11 @@
 """Carrying out runs, several at a time, each in a process with one thread."""
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import torch
 
@@ -16,6 +13,7 @@ from benchmarks.rule.entrants import RULE, Entrant, Noticing
 from benchmarks.rule.federations import federation
 from benchmarks.rule.records import Record, Records
 from fedunfold.core.errors import DivergenceError, FedunfoldError
+from fedunfold.core.processes import worker_pool
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.rules.rule import for_rounds
 from fedunfold.rules.unfolded import UnfoldedRule
@@ -132,25 +130,10 @@ def _made(todo: Sequence[Job], processes: int) -> Iterator[Record]:
         finally:
             torch.set_num_threads(before)
         return
-    with _pool(min(processes, len(todo))) as pool:
+    with worker_pool(min(processes, len(todo))) as pool:
         waiting: list[Future[Record]] = [pool.submit(job.run) for job in todo]
         for made in as_completed(waiting):
             yield made.result()
-
-
-@contextmanager
-def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    # A fresh interpreter each: a fork of a process that has used threads can hang.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too; only the parent is to handle it
-    torch.set_num_threads(1)
 
 
 class _Progress:

@@ -9,14 +9,11 @@ the same. What is returned is not the last φ but the one that did best on feder
 FedAvg plus that of the worst tenth: a rule that others are to use without a second thought must do no harm.
 """
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import FedunfoldError
 from fedunfold.core.parts import SERVER_OPTIMIZERS, ServerOptimizer
+from fedunfold.core.processes import worker_pool
 from fedunfold.core.settings import Count, Natural, Positive, Settings
 from fedunfold.core.threading import threads_for
 from fedunfold.io.checkpoint import Checkpoint, Tensors
@@ -277,17 +275,8 @@ def _mapping(processes: int) -> Iterator[Map]:
         with threads_for(0):
             yield map
         return
-    # A fresh interpreter each: a fork of a process that has used threads can hang.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
-    try:
+    with worker_pool(processes) as pool:
         yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too; only the parent is to handle it
-    torch.set_num_threads(1)
 
 
 def _flat(params: Mapping[str, Tensor]) -> Tensor:

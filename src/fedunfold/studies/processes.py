@@ -6,17 +6,14 @@ running job, so that Ctrl-C would wait for the work, and a `multiprocessing.Pool
 """
 
 import multiprocessing
-import os
 import queue
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
 from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.processes import start_worker
 from fedunfold.core.threading import threads_for
 from fedunfold.studies.jobs import Job, OnPart
 from fedunfold.studies.records import StudyRecords
@@ -96,8 +93,7 @@ def _next_message(outbox: Any, workers: Sequence[BaseProcess]) -> tuple[str, flo
 
 def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
     """What a worker does until it is ended."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
+    start_worker()
     while True:
         job: Job = inbox.get()
         try:
@@ -105,14 +101,6 @@ def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
             outbox.put((job.name, 0.0, True))
         except FedunfoldError as error:
             outbox.put((job.name, 0.0, str(error)))
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot end its workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _in_costs(job: Job, on_progress: OnProgress) -> OnPart:
