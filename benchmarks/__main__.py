@@ -1,4 +1,4 @@
-"""`python -m benchmarks engine|schedules|device|rule|rule-overhead|feature-gradient`: measure, show, write a page."""
+"""`python -m benchmarks COMMAND`, one of those below: measure, show, write a page."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -155,6 +155,24 @@ def feature_gradient(
     with _progress() as log:
         found = measure_feature_gradients(rule, federations, directions, log)
     _present(found, feature_gradient_page(found), page, output)
+
+
+@app.command(epilog="Example: python -m benchmarks pretraining --page docs/results/rule/pretraining.md")
+def pretraining(
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", metavar="NAME", help="By default all; may be given several times.")
+    ] = None,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """What helps in learning a rule: short pre-trainings that differ in one thing each."""
+    from benchmarks.pretraining_study import VARIANTS, measure_pretraining, pretraining_page
+
+    if unknown := set(variant or ()) - set(VARIANTS):
+        raise InputError(f"--variant {min(unknown)}: choose among {', '.join(VARIANTS)}.")
+    with _progress() as log:
+        found = measure_pretraining(variant or list(VARIANTS), log)
+    _present(found, pretraining_page(found), page, output)
 
 
 @contextmanager
