@@ -187,6 +187,23 @@ def test_an_iterable_data_set_goes_with_first_order_only() -> None:
         unroll_and_grad(federation, theta, *parts, "exact", runs=["learn-0"], models=[start])
 
 
+@pytest.mark.parametrize(
+    ("task", "y", "module"),
+    [
+        (fu.segmentation(2), torch.zeros(8, 3, 3).long(), lambda: nn.Conv2d(1, 2, 3, padding=1)),
+        (fu.next_token(4), torch.full((8, 3), -100), lambda: nn.Embedding(4, 4)),
+    ],
+)
+def test_a_minibatch_may_show_only_background_or_padding(task: Any, y: Tensor, module: Any) -> None:
+    y[0] = 1
+    x = torch.zeros_like(y) if task.keeps_integers else torch.ones(8, 1, 3, 3)
+    rows = TensorDataset(x, y)
+    env = fu.Environment.from_datasets({"a": rows}, rows, task=task, rounds=2, batch_size=1, lr=0.1)
+    arrays = fu.Environment.from_arrays({"a": (x, y)}, (x, y), task=task, rounds=2, batch_size=1, lr=0.1)
+    found, expected = (fu.run(chosen, fu.size(), model=module) for chosen in (env, arrays))
+    torch.testing.assert_close(found.model, expected.model)
+
+
 def test_the_digest_tells_data_sets_apart() -> None:
     _, read = both()
     other = {key: TensorDataset(x + 1, y) for key, (x, y) in PAIRS.items()}

@@ -72,6 +72,10 @@ class Task(Part, ABC):
             InputError: They are none of this task; the message says what is wrong.
         """
 
+    def check_minibatch(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        """The same for a few rows, which by themselves may lack what all of them have to have somewhere."""
+        return self.check_targets(targets, name)
+
     @abstractmethod
     def output_shape(self, targets: Tensor) -> tuple[int, ...]:
         """The shape that a model's outputs need for some targets."""

@@ -108,7 +108,7 @@ class DatasetRows:
         if not all(part.isfinite().all() for part in parts if part.is_floating_point()):
             raise InputError(f"x of {name} has a NaN or infinite value; fill it in or drop the sample.")
         keeps = isinstance(x, Mapping) or self._task.keeps_integers
-        targets = torch.from_numpy(self._task.check_targets(y.numpy(), f"y of {name}"))
+        targets = torch.from_numpy(self._task.check_minibatch(y.numpy(), f"y of {name}"))
         return map_inputs(lambda part: _as_input(part, keeps_integers=keeps), x), targets
 
 
