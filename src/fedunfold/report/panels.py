@@ -73,7 +73,7 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
         "weights": (card for group in groups for card in _weights(group, several)),
         "loss": (_outer_loss(run, run.label if several else "") for run in runs),
         "classes": (_pairs(group, name, "class") for name, group in named),
-        "clients": (_pairs(group, name, "client") for name, group in named),
+        "clients": (_pairs(group, name, "client", held_out=held) for name, group in named for held in (False, True)),
     }
     return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
 
@@ -138,7 +138,7 @@ def _outer_loss(run: RunRecord, of: str) -> Card | None:
     return Card(of, "The outer loss at every iteration.", (Drawing("", charts.outer_loss(run)),))
 
 
-def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | None:
+def _pairs(group: Group, of: str, what: Literal["class", "client"], *, held_out: bool = False) -> Card | None:
     """Every method beside the baseline, by class or by client; alone where there is none."""
     if what == "class":
         names, on_axis = group.first.classes, shortened(group.first.classes)
@@ -148,8 +148,10 @@ def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | No
     else:
         names, metric = group.first.clients, group.first.primary
         on_axis = names
-        about = f"{capital(metric.label)} of the final models on each client's own training data, mean of the trials."
-        values = {method.label: method.client_scores.mean(0) for method in group.methods}
+        rows = "rows that it held out" if held_out else "own training data"
+        about = f"{capital(metric.label)} of the final models on each client's {rows}, mean of the trials."
+        scores = {m.label: m.held_out if held_out else m.client_scores for m in group.methods}
+        values = {label: found.mean(0) for label, found in scores.items() if found is not None}
     base = group.baseline.label if group.baseline is not None else ""
     drawings = tuple(
         Drawing(
