@@ -108,5 +108,5 @@ def test_leaving_out_each_client_in_turn() -> None:
     assert row["worst"] == max(row["left_out"].values()) and row["left_out"][row["worst_client"]] == row["worst"]
     assert row["rmse_mean"] == pytest.approx(sum(row["left_out"].values()) / 3)
     lines = repr(found).splitlines()
-    assert lines[0] == "sites: rmse on each client, trained without it, lower is better"
+    assert lines[0] == "sites: RMSE on each client, trained without it, lower is better"
     assert lines[1].split() == ["method", "mean", "worst", "a", "b", "c"]

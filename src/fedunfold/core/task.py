@@ -166,7 +166,7 @@ class PrimaryMetric:
         """Its name in words.
 
         >>> PrimaryMetric("micro_f1").label
-        'micro f1'
+        'micro F1'
         """
         return words(self.name)
 
@@ -208,13 +208,19 @@ class PrimaryMetric:
         return asdict(self) | {"percentages": sorted(self.percentages)}
 
 
+ABBREVIATIONS = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "f1": "F1", "iou": "IoU"}
+
 ACCURACY = PrimaryMetric()
 """That of a classifier."""
 
 
 def words(name: str) -> str:
-    """A metric's name in words."""
-    return name.replace("_", " ")
+    """A metric's name in words.
+
+    >>> words("balanced_accuracy"), words("rmse")
+    ('balanced accuracy', 'RMSE')
+    """
+    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 
 def finite(value: float) -> float | None:
