@@ -10,6 +10,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.leave_out import leave_one_out, without_client
 from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
+from fedunfold.report.panels import cards_of
 from fedunfold.runs.reader import read_runs
 from tests.support.federations import tiny
 from tests.training.test_comparison import regression, saved
@@ -66,6 +67,10 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     (run,) = read_runs([saved(comparison, env, tmp_path / "kept")])
     assert run.methods[0].held_out is not None
     assert run.methods[0].held_out.mean(0).tolist() == pytest.approx(list(means.values()))
+    own, held = cards_of([""], group_runs([run]))["clients"]
+    assert "own training data" in own.about and "rows that it held out" in held.about
+    (rings,) = [trace for trace in held.drawings[0].chart["data"] if trace["name"] == "fedavg"]
+    assert rings["y"] == pytest.approx(list(means.values()), rel=1e-5)
     assert any("on what they held out" in line and f"at {worst}" in line for line in findings(group_runs([run])[0]))
 
 
@@ -103,5 +108,5 @@ def test_leaving_out_each_client_in_turn() -> None:
     assert row["worst"] == max(row["left_out"].values()) and row["left_out"][row["worst_client"]] == row["worst"]
     assert row["rmse_mean"] == pytest.approx(sum(row["left_out"].values()) / 3)
     lines = repr(found).splitlines()
-    assert lines[0] == "sites: rmse on each client, trained without it, lower is better"
+    assert lines[0] == "sites: RMSE on each client, trained without it, lower is better"
     assert lines[1].split() == ["method", "mean", "worst", "a", "b", "c"]

@@ -1,5 +1,6 @@
 """What a newcomer types, and what comes back."""
 
+import io
 import json
 import shlex
 from collections.abc import Callable
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedunfold import __version__
+from fedunfold.cli import console
 from fedunfold.config import bundled
 from fedunfold.rules.learned import LearnedWeights
 from tests.cli.conftest import Command
@@ -227,5 +230,17 @@ def test_each_client_is_left_out_in_turn(fedunfold: Command, two_sites: Callable
     found = fedunfold(*command, "--format", "json").json
     assert [row["method"] for row in found["methods"]] == ["fedavg", "duw-fedavg"]
     assert set(found["methods"][0]["left_out"]) == {"a", "b"}
+    told = fedunfold("report", "runs/compare-two-sites")
+    worst = found["methods"][0]["worst"]
+    assert f"and the worst {worst:.1f} % at {found['methods'][0]['worst_client']}" in told.out
+    page = Path("runs/compare-two-sites/report.html").read_text(encoding="utf-8")
+    assert "of models that were trained without it" in page and "Not in this report" not in page
     (listed, _) = fedunfold("runs", "list", "--format", "json").json
     assert (listed["state"], listed["results"][0]["method"]) == ("finished", "fedavg")
+
+
+def test_a_narrow_terminal_cuts_no_digit_off() -> None:
+    shown = io.StringIO()
+    heads, row = ("method", "mean ± sd", "gain"), ("fedavg", "46.99 ± 0.075", "+0.298712")
+    Console(width=24, file=shown).print(console.table("", heads, [row]))
+    assert "…" not in shown.getvalue()

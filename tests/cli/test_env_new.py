@@ -84,9 +84,9 @@ def test_a_column_of_measurements_is_a_regression(fedunfold: Command, tmp_path: 
     shown = fedunfold("env", "check", "doses.toml").out
     assert "task regression, 4 rounds; ready." in shown and "of the target's variance lies between clients" in shown
     compared = fedunfold("compare", "doses.toml", "--methods", "fedavg", "--trials", 1).out
-    assert "lower is better" in " ".join(compared.split()) and "r2" in compared
-    assert "rmse" in fedunfold("run", "doses.toml").out
-    assert "rmse" in fedunfold("runs", "list").out
+    assert "lower is better" in " ".join(compared.split()) and "R²" in compared
+    assert "RMSE" in fedunfold("run", "doses.toml").out
+    assert "RMSE" in fedunfold("runs", "list").out
 
 
 def test_times_and_events_are_survival(fedunfold: Command, tmp_path: Path) -> None:

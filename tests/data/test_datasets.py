@@ -16,7 +16,9 @@ import fedunfold as fu
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.data.datasets import DatasetRows
 from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.leave_out import leave_one_out
 from fedunfold.rules import dr, size
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
@@ -185,6 +187,43 @@ def test_an_iterable_data_set_goes_with_first_order_only() -> None:
     assert found.gradient.isfinite().all()
     with pytest.raises(InputError, match=r"IterableDataset gives other samples each time.*first_order"):
         unroll_and_grad(federation, theta, *parts, "exact", runs=["learn-0"], models=[start])
+
+
+def test_rows_are_held_out_and_clients_left_out_as_from_memory() -> None:
+    memory, read = both()
+    expected, found = (leave_one_out(env, ["fedavg"], trials=1).scores["fedavg"] for env in (memory, read))
+    assert found == pytest.approx(expected)
+    expected, found = (dict(fu.run(env.replace(holdout=0.3)).held_out) for env in (memory, read))
+    assert found == pytest.approx(expected)
+    parts = [env.load().held_out(0.2, 0).restricted(0.5, 1) for env in (memory, read)]
+    assert parts[0].sizes == parts[1].sizes == (4, 2, 6)
+    federations = [SimulatedFederation(memory, part) for part in parts]
+    losses = [found.evaluate([found.initial_model("trial-0")])[0].loss for found in federations]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    one = TensorDataset(*PAIRS["a"])
+    one.targets = PAIRS["a"][1]  # type: ignore[attr-defined]
+    known = DatasetRows({"client a": one}, fu.classification(3)).take(np.array([1, 4])).targets(0)
+    assert known is not None and torch.equal(known, PAIRS["a"][1][[1, 4]])
+    endless = DatasetRows({"client a": Endless(*PAIRS["a"])}, fu.classification(3))
+    with pytest.raises(InputError, match="IterableDataset cannot be divided"):
+        endless.take(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "module"),
+    [
+        (fu.segmentation(2), torch.zeros(8, 3, 3).long(), lambda: nn.Conv2d(1, 2, 3, padding=1)),
+        (fu.next_token(4), torch.full((8, 3), -100), lambda: nn.Embedding(4, 4)),
+    ],
+)
+def test_a_minibatch_may_show_only_background_or_padding(task: Any, y: Tensor, module: Any) -> None:
+    y[0] = 1
+    x = torch.zeros_like(y) if task.keeps_integers else torch.ones(8, 1, 3, 3)
+    rows = TensorDataset(x, y)
+    env = fu.Environment.from_datasets({"a": rows}, rows, task=task, rounds=2, batch_size=1, lr=0.1)
+    arrays = fu.Environment.from_arrays({"a": (x, y)}, (x, y), task=task, rounds=2, batch_size=1, lr=0.1)
+    found, expected = (fu.run(chosen, fu.size(), model=module) for chosen in (env, arrays))
+    torch.testing.assert_close(found.model, expected.model)
 
 
 def test_the_digest_tells_data_sets_apart() -> None:

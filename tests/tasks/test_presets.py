@@ -227,6 +227,7 @@ REFUSED: list[tuple[Task, Any, str]] = [
     (segmentation(2), [0, 1], "give a mask of class numbers for every image"),
     (next_token(4), [[0, 4]], "y has the label 4 but there are 4 classes"),
     (next_token(4), [0, 1], "give the next token everywhere"),
+    (next_token(4), [[-100, -100]], "y has no token that counts, only -100; give at least one"),
     (survival(), [[1.0, 1.0], [-2.0, 0.0]], "y has the negative time -2 in row 1; give times from 0"),
     (survival(), [[1.0, 2.0]], "y has an event that is neither 0 nor 1 in row 0"),
     (survival(), [1.0, 2.0], r"y has shape \(2,\); give \(time, event\) in every row"),

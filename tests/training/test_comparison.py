@@ -62,8 +62,8 @@ def test_an_error_is_no_percentage_and_less_of_it_is_a_gain() -> None:
         ),
     )
     lines = repr(comparison).splitlines()
-    assert lines[0] == "sites: rmse on the test set after the last round, lower is better"
-    assert lines[1].split() == ["method", "trials", "mean", "±", "sd", "r2"]
+    assert lines[0] == "sites: RMSE on the test set after the last round, lower is better"
+    assert lines[1].split() == ["method", "trials", "mean", "±", "sd", "R²"]
     assert lines[2].split() == ["fedavg", "1", "50", "0.25"]
     assert lines[3].split() == ["dr", "1", "45.5", "–"]
     table = console.comparison_table(comparison)
@@ -91,7 +91,7 @@ def test_binary_shows_all_its_metrics() -> None:
     (method,) = fu.compare(env, ["fedavg"], trials=1).methods
     assert set(method.metrics) == {"accuracy", "balanced_accuracy", "auc", "f1", "brier"}
     shown = fu.compare(env, ["fedavg"], trials=1).other_metrics
-    assert list(shown) == ["auc (%)", "f1 (%)", "brier", "worst class (%)"]
+    assert list(shown) == ["AUC (%)", "F1 (%)", "brier", "worst class (%)"]
 
 
 def test_a_regression_from_comparison_to_report(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_regression_from_comparison_to_report(tmp_path: Path) -> None:
     assert gap > 0, "the text below is about an error that falls"
     wins = sum(mine < theirs for mine, theirs in zip(uniform.finals, fedavg.finals, strict=True))
     assert f": {gap:.4g} less, which is better, better in {wins} of 2 trials" in told[0]
-    assert "(rmse, lower is better)" in told[0]
-    assert any("worst-served client, by the final model's rmse" in line for line in told)
+    assert "(RMSE, lower is better)" in told[0]
+    assert any("worst-served client, by the final model's RMSE" in line for line in told)
     page = build([run]).html
-    assert "test rmse" in page and "regression" in page and "Rmse by client" in page
+    assert "test RMSE" in page and "regression" in page and "RMSE by client" in page
     assert "class 0" not in page and "Who holds which labels" not in page
     summary = summarize(folder)
     assert summary.primary == ERROR

@@ -79,6 +79,10 @@ def dice_and_entropy(z: Tensor, y: Tensor) -> Tensor:
     return entropy + 1 - ((2 * both + 1) / (either + 1)).mean(1)
 
 
+def pinball(z: Tensor, y: Tensor) -> Tensor:
+    return (0.9 * (y - z[:, 0])).maximum(0.1 * (z[:, 0] - y))
+
+
 def targets_of(name: str, n: int, stream: np.random.Generator) -> np.ndarray:
     match name:
         case "survival":
@@ -154,6 +158,13 @@ CASES: dict[str, tuple[Task, str, str, Callable[[], nn.Module], Losses]] = {
         "rows",
         perceptron(1),
         lambda z, y: (z[:, 0] - y).cosh().log(),
+    ),
+    "no curvature": (
+        task("pinball", pinball, {"pinball": pinball}, greater_is_better=False),
+        "numbers",
+        "rows",
+        lambda: nn.Linear(FEATURES, 1),
+        pinball,
     ),
 }
 

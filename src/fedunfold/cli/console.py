@@ -60,7 +60,7 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words
     """A table whose columns hold numbers, but for those at `words`; an empty row ends a section."""
     made = Table(title=title or None)
     for i, head in enumerate(heads):
-        made.add_column(head, justify="left" if i in words else "right")
+        made.add_column(head, justify="left" if i in words else "right", overflow="fold")  # no digit is cut off
     for row in rows:
         if row:
             made.add_row(*row)

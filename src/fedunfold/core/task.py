@@ -72,6 +72,10 @@ class Task(Part, ABC):
             InputError: They are none of this task; the message says what is wrong.
         """
 
+    def check_minibatch(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        """The same for a few rows, which by themselves may lack what all of them have to have somewhere."""
+        return self.check_targets(targets, name)
+
     @abstractmethod
     def output_shape(self, targets: Tensor) -> tuple[int, ...]:
         """The shape that a model's outputs need for some targets."""
@@ -162,7 +166,7 @@ class PrimaryMetric:
         """Its name in words.
 
         >>> PrimaryMetric("micro_f1").label
-        'micro f1'
+        'micro F1'
         """
         return words(self.name)
 
@@ -204,13 +208,19 @@ class PrimaryMetric:
         return asdict(self) | {"percentages": sorted(self.percentages)}
 
 
+ABBREVIATIONS = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "f1": "F1", "iou": "IoU"}
+
 ACCURACY = PrimaryMetric()
 """That of a classifier."""
 
 
 def words(name: str) -> str:
-    """A metric's name in words."""
-    return name.replace("_", " ")
+    """A metric's name in words.
+
+    >>> words("balanced_accuracy"), words("rmse")
+    ('balanced accuracy', 'RMSE')
+    """
+    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 
 def finite(value: float) -> float | None:

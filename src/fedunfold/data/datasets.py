@@ -46,6 +46,7 @@ class DatasetRows:
         if not datasets:
             raise InputError("There are no clients; give at least one with its data set.")
         self.names, self._task, self._collate, self._target = tuple(datasets), task, collate, target
+        self._workers = workers
         self._sets = [_Indexed(found, name) for name, found in datasets.items()]
         self.sizes = tuple(len(found) for found in self._sets)
         self._ends = list(accumulate(self.sizes))
@@ -62,6 +63,17 @@ class DatasetRows:
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    def take(self, rows: np.ndarray) -> "DatasetRows":
+        """Some rows, in ascending order, as data sets of their own; one without any is left out."""
+        if not self.can_be_read_again:
+            raise InputError("the rows of an IterableDataset cannot be divided; give a Dataset that is read by index.")
+        owners = np.searchsorted(self._ends, rows, side="right")
+        parts = {
+            self.names[k]: _Part(self._sets[k].dataset, rows[owners == k] - self._ends[k] + self.sizes[k])
+            for k in np.unique(owners)
+        }
+        return DatasetRows(parts, self._task, collate=self._collate, target=self._target, workers=self._workers)
 
     def read(self, rows: np.ndarray) -> tuple[Inputs, Tensor]:
         """Some rows, in this process."""
@@ -108,7 +120,7 @@ class DatasetRows:
         if not all(part.isfinite().all() for part in parts if part.is_floating_point()):
             raise InputError(f"x of {name} has a NaN or infinite value; fill it in or drop the sample.")
         keeps = isinstance(x, Mapping) or self._task.keeps_integers
-        targets = torch.from_numpy(self._task.check_targets(y.numpy(), f"y of {name}"))
+        targets = torch.from_numpy(self._task.check_minibatch(y.numpy(), f"y of {name}"))
         return map_inputs(lambda part: _as_input(part, keeps_integers=keeps), x), targets
 
 
@@ -141,6 +153,21 @@ class _Indexed:
             except StopIteration:
                 self._next = None
         raise InputError(f"the data set of {self._name} has a length of {self._size} and gives no sample.")
+
+
+class _Part(Dataset[Any]):
+    """Some rows of a data set, with their targets where it has them at hand."""
+
+    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
+        self._dataset, self._rows = dataset, rows
+        known = getattr(dataset, "targets", None)
+        self.targets = None if known is None else np.asarray(known)[rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._rows[index])]
 
 
 class _Joined(Dataset[Any]):

@@ -222,11 +222,10 @@ class FederatedData:
         if not 0 < fraction < 1:
             raise InputError(f"The fraction of data held out must lie in (0, 1), not {fraction}.")
         train = self._drawn(1 - fraction, seed, "held-out")
-        test = torch.ones(len(self.y), dtype=torch.bool)
-        test[np.concatenate(train)] = False
-        if not bool(test.any()):
+        test = np.setdiff1d(np.arange(self.offsets[-1]), np.concatenate(train))
+        if not len(test):
             raise InputError(f"Holding out {fraction} of such small clients leaves nothing to test on; hold out more.")
-        return replace(self._with_rows(train), test_inputs=take(in_memory(self.inputs), test), y_test=self.y[test])
+        return self._with_rows(train)._tested_on(self, test)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["FederatedData", "FederatedData"]:
         """Part every client's rows in two: what it trains on, and what it is tested on by itself.
@@ -261,10 +260,10 @@ class FederatedData:
             The federation of the others.
         """
         k, spans = self.keys.index(key), list(pairwise(self.offsets))
-        own = slice(*spans.pop(k))
+        own = np.arange(*spans.pop(k))
         keys = (*self.keys[:k], *self.keys[k + 1 :])
         others = replace(self._with_rows([np.arange(*span) for span in spans]), keys=keys)
-        return replace(others, test_inputs=take(in_memory(self.inputs), own), y_test=self.y[own])
+        return others._tested_on(self, own)
 
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
@@ -277,13 +276,20 @@ class FederatedData:
 
     def _with_rows(self, rows: list[np.ndarray]) -> "FederatedData":
         """The same with these rows of every client only."""
-        chosen = torch.from_numpy(np.concatenate(rows))
-        return replace(
-            self,
-            inputs=take(in_memory(self.inputs), chosen),
-            y=self.y[chosen],
-            offsets=_offsets([len(part) for part in rows]),
-        )
+        inputs, y = self._taken(np.concatenate(rows))
+        return replace(self, inputs=inputs, y=y, offsets=_offsets([len(part) for part in rows]))
+
+    def _tested_on(self, whole: "FederatedData", rows: np.ndarray) -> "FederatedData":
+        """The same with some training rows of a whole federation as the test set."""
+        inputs, y = whole._taken(rows)
+        return replace(self, test_inputs=inputs, y_test=y)
+
+    def _taken(self, rows: np.ndarray) -> tuple[Inputs | DatasetRows, Tensor]:
+        """Some training rows with their targets."""
+        if isinstance(self.inputs, DatasetRows):
+            return self.inputs.take(rows), self.y
+        chosen = torch.from_numpy(rows)
+        return take(self.inputs, chosen), self.y[chosen]
 
 
 def _classification(named: Mapping[str, np.ndarray], classes: int | None) -> Classification:

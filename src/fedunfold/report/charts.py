@@ -138,7 +138,7 @@ def on_axis(metric: PrimaryMetric) -> str:
     """What an axis of scores is called.
 
     >>> on_axis(ACCURACY), on_axis(PrimaryMetric("rmse", False, frozenset()))
-    ('accuracy (%)', 'rmse, lower is better')
+    ('accuracy (%)', 'RMSE, lower is better')
     """
     return f"{metric.label}{metric.brackets()}{metric.direction}"
 

@@ -19,7 +19,7 @@ SAME_PART = 0.0005  # the part of any other score
 def findings(group: Group) -> list[str]:
     """Everything worth saying about runs of one federation, the outcome first."""
     found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_held_out(group)]
-    found += _served(group)
+    found += [*_served(group), *_left_out(group)]
     for run in group.runs:
         for name in run.learned:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
@@ -153,15 +153,29 @@ def _held_out(group: Group) -> Iterator[str]:
     """How the final models do on what clients held out."""
     primary = group.first.primary
     for method in group.methods:
-        if method.held_out is None or np.isnan(method.held_out).all():
-            continue
-        means = method.held_out.mean(0)
-        worst = int(np.nanargmin(means) if primary.greater_is_better else np.nanargmax(means))
-        mean, low = (f"{primary.text(float(value))}{primary.unit()}" for value in (np.nanmean(means), means[worst]))
-        yield (
-            f"with {method.label}, the mean of the clients' {primary.label} on what they held out is {mean}, and the "
-            f"worst {low} at {group.first.clients[worst]}."
-        )
+        if method.held_out is not None and (found := _mean_and_worst(group, method.held_out.mean(0))):
+            about = f"the mean of the clients' {primary.label} on what they held out"
+            yield f"with {method.label}, {about} is {found}."
+
+
+def _left_out(group: Group) -> Iterator[str]:
+    """How models do on a client without which they were trained."""
+    for run in group.runs:
+        for name, scores in run.left_out.items():
+            if found := _mean_and_worst(group, scores):
+                label = f"{name} · {run.label}" if len(group.runs) > 1 else name
+                about = f"the mean of the clients' {run.primary.label}, each of models trained without it,"
+                yield f"with {label}, {about} is {found}."
+
+
+def _mean_and_worst(group: Group, scores: Floats) -> str:
+    """Of all clients, the second with its name; empty where none is known."""
+    if np.isnan(scores).all():
+        return ""
+    primary = group.first.primary
+    worst = int(np.nanargmin(scores) if primary.greater_is_better else np.nanargmax(scores))
+    mean, low = (f"{primary.text(float(value))}{primary.unit()}" for value in (np.nanmean(scores), scores[worst]))
+    return f"{mean}, and the worst {low} at {group.first.clients[worst]}"
 
 
 def _served(group: Group) -> Iterator[str]:

@@ -1,16 +1,16 @@
 """Cards: a chart with its title, and a choice where there are several of the same kind."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedunfold.core.task import ACCURACY
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report import charts
 from fedunfold.report.animation import Frames, of_learning, of_use
-from fedunfold.report.grouping import Group
+from fedunfold.report.grouping import BASELINE, Group
 from fedunfold.report.tables import Table, numbers_table
 from fedunfold.report.text import capital, shortened
-from fedunfold.runs.schema import RunRecord
+from fedunfold.runs.schema import Floats, RunRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,10 @@ def cards_of(names: Sequence[str], groups: Sequence[Group]) -> dict[str, list[Ca
         "weights": (card for group in groups for card in _weights(group, several)),
         "loss": (_outer_loss(run, run.label if several else "") for run in runs),
         "classes": (_pairs(group, name, "class") for name, group in named),
-        "clients": (_pairs(group, name, "client") for name, group in named),
+        "clients": (
+            *(_pairs(group, name, "client", held_out=held) for name, group in named for held in (False, True)),
+            *(_left_out(run, run.label if several else "") for run in runs),
+        ),
     }
     return {section: [card for card in cards if card is not None] for section, cards in sections.items()}
 
@@ -138,7 +141,7 @@ def _outer_loss(run: RunRecord, of: str) -> Card | None:
     return Card(of, "The outer loss at every iteration.", (Drawing("", charts.outer_loss(run)),))
 
 
-def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | None:
+def _pairs(group: Group, of: str, what: Literal["class", "client"], *, held_out: bool = False) -> Card | None:
     """Every method beside the baseline, by class or by client; alone where there is none."""
     if what == "class":
         names, on_axis = group.first.classes, shortened(group.first.classes)
@@ -148,18 +151,44 @@ def _pairs(group: Group, of: str, what: Literal["class", "client"]) -> Card | No
     else:
         names, metric = group.first.clients, group.first.primary
         on_axis = names
-        about = f"{capital(metric.label)} of the final models on each client's own training data, mean of the trials."
-        values = {method.label: method.client_scores.mean(0) for method in group.methods}
+        rows = "rows that it held out" if held_out else "own training data"
+        about = f"{capital(metric.label)} of the final models on each client's {rows}, mean of the trials."
+        scores = {m.label: m.held_out if held_out else m.client_scores for m in group.methods}
+        values = {label: found.mean(0) for label, found in scores.items() if found is not None}
     base = group.baseline.label if group.baseline is not None else ""
+    shown = {
+        method.label: values[method.label]
+        for method in (group.baseline, *group.others)
+        if method and method.label in values
+    }
+    return _compared(of, about, names, on_axis, shown, base, what, metric)
+
+
+def _left_out(run: RunRecord, of: str) -> Card | None:
+    """What every method reaches on each client without it, beside FedAvg or else the first."""
+    about = f"{capital(run.primary.label)} on each client of models that were trained without it, mean of the trials."
+    base = "" if len(run.left_out) < 2 else BASELINE if BASELINE in run.left_out else next(iter(run.left_out))
+    return _compared(of, about, run.clients, run.clients, run.left_out, base, "client", run.primary)
+
+
+def _compared(
+    of: str,
+    about: str,
+    names: Sequence[str],
+    on_axis: Sequence[str],
+    values: Mapping[str, Floats],
+    base: str,
+    what: Literal["class", "client"],
+    metric: PrimaryMetric,
+) -> Card | None:
+    """A drawing of every method beside the base, where there is one; nothing where there is no method."""
     drawings = tuple(
         Drawing(
-            method.label,
-            charts.before_and_after(
-                on_axis, values.get(base), values[method.label], (base, method.label), x=what, metric=metric
-            ),
+            label,
+            charts.before_and_after(on_axis, values.get(base), own, (base, label), x=what, metric=metric),
         )
-        for method in group.others
-        if method.label in values
+        for label, own in values.items()
+        if label != base
     )
     if not drawings:
         return None

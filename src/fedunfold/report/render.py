@@ -74,7 +74,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
         runs=runs,
         several=len(runs) > 1,
         findings=list(zip(shown, found.values(), strict=True)),
-        untested=[run.label if len(runs) > 1 else "" for run in runs if not run.methods],
+        untested=[run.label if len(runs) > 1 else "" for run in runs if not (run.methods or run.left_out)],
         outcomes=outcome_table(groups),
         federations=[
             (name, group.first.federation, client_table(group)) for name, group in zip(shown, groups, strict=True)

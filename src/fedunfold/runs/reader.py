@@ -19,6 +19,7 @@ from fedunfold.io.limits import FEDERATION_BYTES, LINES_BYTES, RECORD_BYTES, WEI
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs import schema
 from fedunfold.runs.labels import distinct, plain
+from fedunfold.runs.left_out import LeftOutRecord
 from fedunfold.runs.resume import ResumeDir
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.version import VERSION
@@ -189,6 +190,7 @@ def _read_run(folder: Path) -> schema.RunRecord:
     federation = parse_record(schema.FederationRecord, read_file(file), file)
     tested = settings.command != "learn" and schema.METRICS in settings.files
     methods = _read_methods(folder, federation, settings.metric.name) if tested else ()
+    left_out = {} if tested or schema.RESULT not in settings.files else _read_left_out(folder, federation)
     names = {schema.LEARNED: "learned"}
     names |= {f"{schema.file_name(method.name)}.safetensors": method.name for method in methods}
     learned = _read_weights(folder, settings.files, names)
@@ -204,6 +206,7 @@ def _read_run(folder: Path) -> schema.RunRecord:
         federation=federation,
         methods=methods,
         learned=learned,
+        left_out=left_out,
         stopped=ResumeDir(folder).exists,
         primary=settings.metric.primary,
     )
@@ -276,6 +279,17 @@ def _join_trials(
         problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"
         raise DamagedRunError(file, problem) from error
     return method
+
+
+def _read_left_out(folder: Path, federation: schema.FederationRecord) -> dict[str, schema.Floats]:
+    """What methods reach on each client without it, from result.json."""
+    file = folder / schema.RESULT
+    rows = parse_record(LeftOutRecord, read_file(file), file).methods
+    if any(row.left_out.keys() != set(federation.keys) for row in rows):
+        raise DamagedRunError(file, "is damaged: its clients are not those of the federation")
+    names = distinct([plain(row.method) for row in rows])
+    scores = [np.array([row.left_out[key] for key in federation.keys], dtype=np.float64) for row in rows]
+    return dict(zip(names, scores, strict=True))
 
 
 def _count_rejected(trials: Sequence[Sequence[schema.RoundRecord]]) -> tuple[schema.RejectedClient, ...]:

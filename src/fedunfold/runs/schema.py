@@ -331,6 +331,7 @@ class RunRecord:
         federation: The federation it was made on.
         methods: What each method did, in the order in which they were run; none where weights were only learned.
         learned: Learned weights by method.
+        left_out: By method, the primary metric on each client of models that were trained without it, [K].
         stopped: Whether it was interrupted, and can be resumed.
         primary: What the methods are compared by.
     """
@@ -343,5 +344,6 @@ class RunRecord:
     federation: FederationRecord
     methods: tuple[MethodRecord, ...] = ()
     learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
+    left_out: Mapping[str, Floats] = field(default_factory=dict)
     stopped: bool = False
     primary: PrimaryMetric = ACCURACY

@@ -139,9 +139,7 @@ def class_numbers(targets: NDArray[Any], name: str, classes: int | None, ignored
     if targets.dtype.kind not in "ui":
         raise InputError(f"{name} has type {targets.dtype}; give class numbers as integers from 0.")
     real = targets if ignored is None else targets[targets != ignored]
-    if not real.size:
-        raise InputError(f"{name} has no class number; give at least one.")
-    lowest, highest = int(real.min()), int(real.max())
+    lowest, highest = int(real.min(initial=0)), int(real.max(initial=0))
     if lowest < 0:
         raise InputError(f"{name} has the label {lowest}; number the classes from 0.")
     if classes is not None and highest >= classes:

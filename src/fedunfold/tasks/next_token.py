@@ -49,6 +49,12 @@ class NextToken(Task):
         return self.vocabulary
 
     def check_targets(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        tokens = self.check_minibatch(targets, name)
+        if not (tokens != IGNORED).any():
+            raise InputError(f"{name} has no token that counts, only {IGNORED}; give at least one.")
+        return tokens
+
+    def check_minibatch(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
         if targets.ndim != 2:
             raise InputError(f"{name} has shape {targets.shape}; give the next token everywhere, [rows, length].")
         return class_numbers(targets, name, self.vocabulary, IGNORED)

@@ -46,12 +46,15 @@ class Segmentation(Task):
         return self.classes
 
     def check_targets(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
-        if targets.ndim < 2:
-            raise InputError(f"{name} has shape {targets.shape}; give a mask of class numbers for every image.")
-        masks = class_numbers(targets, name, self.classes)
+        masks = self.check_minibatch(targets, name)
         if not masks.any():
             raise InputError(f"{name} has no pixel of another class than 0, the background; give masks with some.")
         return masks
+
+    def check_minibatch(self, targets: NDArray[Any], name: str) -> NDArray[Any]:
+        if targets.ndim < 2:
+            raise InputError(f"{name} has shape {targets.shape}; give a mask of class numbers for every image.")
+        return class_numbers(targets, name, self.classes)
 
     def output_shape(self, targets: Tensor) -> tuple[int, ...]:
         return len(targets), self.classes, *targets.shape[1:]

@@ -84,9 +84,10 @@ class ModuleKernel:
         slopes = None if outer_slope is None else outer_slope(_padded([out for _, out, _ in slots], batch))
         for index, (leaves, outputs, gradient) in enumerate(slots):
             along = torch.stack([(g * p[index]).sum() for g, p in zip(gradient, adjoint, strict=True)]).sum()
-            curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
-            for target, part in zip(adjoint, curved, strict=True):
-                target[index] -= part
+            if along.requires_grad:  # a linear model under a loss of straight pieces has no curvature
+                curved = torch.autograd.grad(along, leaves, retain_graph=slopes is not None, materialize_grads=True)
+                for target, part in zip(adjoint, curved, strict=True):
+                    target[index] -= part
             if slopes is not None:
                 direct = torch.autograd.grad(outputs, leaves, slopes[index, : len(outputs)], materialize_grads=True)
                 for target, part in zip(adjoint, direct, strict=True):
