@@ -210,6 +210,8 @@ def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites:
     assert "holdout = 0.25" in Path("runs/compare-two-sites/environment.toml").read_text(encoding="utf-8")
     refused = fedunfold(*command[:-1], 1.5)
     assert refused.code == 2 and "holdout" in refused.err
+    both = fedunfold(*command, "--leave-out")
+    assert (both.code, both.out) == (2, "") and "leave --holdout out" in both.err
 
 
 def test_each_client_is_left_out_in_turn(fedunfold: Command, two_sites: Callable[..., Path]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
-from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.errors import FedunfoldError, InputError
 
 if TYPE_CHECKING:
     from fedunfold.cli.trackers import ProgressTracker
@@ -41,6 +41,8 @@ def compare(
         leave_out: Train without each client in turn, and test on its rows.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
+    if leave_out and options.holdout is not None:
+        raise InputError("--leave-out tests on all rows of the client that is left out; leave --holdout out.")
     work = _leave_out if leave_out else _compare
     work(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
 
