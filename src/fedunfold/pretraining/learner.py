@@ -5,10 +5,10 @@ the rule does harm.
     clip(g) = g · min(1, clip/‖g‖)
 
 L_i is Σ_t r_t F(w^(t)) / (T F(w^(0))) on held-out data, r_t ∝ t^lateness, and its logarithm lets every federation count
-the same. What is validated is the running mean φ̄ ← ρ φ̄ + (1 − ρ) φ, ρ = min(0.95, 1 − 1/m) after the m-th step, in which
-the noise of single steps cancels. What is returned is not the last φ̄ but the one that did best on federations drawn
-apart, by its mean gain over FedAvg plus that of the worst tenth: a rule that others are to use without a second thought
-must do no harm.
+the same. What is validated is the running mean φ̄ ← ρ φ̄ + (1 − ρ) φ, with ρ = min(0.95, 1 − 1/m) after the m-th step, in
+which the noise of single steps cancels. What is returned is not the last φ̄ but the one that did best on federations
+drawn apart, by its mean gain over FedAvg plus that of the worst tenth: a rule that others are to use without a second
+thought must do no harm.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
