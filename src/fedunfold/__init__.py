@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.flower.strategy import WeightedStrategy as WeightedStrategy
     from fedunfold.engines.simulation.engine import SimulatedFederation as SimulatedFederation
+    from fedunfold.fine_tuning import fine_tune as fine_tune
     from fedunfold.leave_out import leave_one_out as leave_one_out
     from fedunfold.local import accumulated as accumulated
     from fedunfold.local import adamw as adamw
@@ -103,6 +104,7 @@ _HOMES = {
     "rules.size": ("size",),
     "rules.uniform": ("uniform",),
     "api": ("compare", "learn_weights", "run", "trained_module"),
+    "fine_tuning": ("fine_tune",),
     "leave_out": ("leave_one_out",),
     "training.comparison": ("Comparison",),
     "core.run_result": ("RunResult",),

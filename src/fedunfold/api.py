@@ -73,8 +73,8 @@ def learn_weights(
     check_learning(learning)
     method = Method(LearnedWeights.name, algorithm, None, learning)
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
-    with callback_scope(callback, _described("learn", federation, dtype) | settings) as callbacks:
-        learned = _learn(federation, method, _digest(federation, model), callbacks, checkpoint)
+    with callback_scope(callback, described("learn", federation, dtype) | settings) as callbacks:
+        learned = _learn(federation, method, federation_digest(federation, model), callbacks, checkpoint)
         last = {"iteration": len(learned.losses) - 1, "outer_loss": float(learned.losses[-1])}
         callbacks.on_results([{"method": LearnedWeights.name, **last}])
     return learned
@@ -122,11 +122,11 @@ def run(
         raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
     federation = SimulatedFederation(environment(env), model=model, device=device_of(device), dtype=dtype)
     held = HeldOut.of(federation, model, dtype)
-    digest = _digest(federation, model)
+    digest = federation_digest(federation, model)
     _check_fit(chosen.rule, federation, digest)
     parts = {"method": chosen.name, **describe_rule(chosen.rule), "trial": trial}
     parts |= {"algorithm": chosen.algorithm.describe()}
-    with callback_scope(callback, _described("run", federation, dtype) | parts) as callbacks:
+    with callback_scope(callback, described("run", federation, dtype) | parts) as callbacks:
         only = range(trial, trial + 1)
         (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint, held)
         last = result.evaluations[-1]
@@ -213,7 +213,7 @@ def compare(
         raise InputError(f"method '{twice}' is named twice; name each once.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
     held = HeldOut.of(federation, model, dtype)
-    digest = _digest(federation, model)
+    digest = federation_digest(federation, model)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
         entry.algorithm.aggregator.check_enough(len(env.clients))
@@ -229,7 +229,7 @@ def compare(
         "rules": {entry.name: describe_rule(entry.rule) for entry in chosen if entry.rule is not None},
     }
     results = []
-    with callback_scope(callback, _described("compare", federation, dtype) | settings) as callbacks:
+    with callback_scope(callback, described("compare", federation, dtype) | settings) as callbacks:
         for position, entry in enumerate(chosen):
             saved = partial(_checkpoint, checkpoints, position)
             ready, learned = entry, entry.rule if isinstance(entry.rule, LearnedWeights) else None
@@ -309,7 +309,7 @@ def _check_fit(rule: WeightingRule, federation: SimulatedFederation, digest: str
         rule.adapt(federation.data.keys, federation.environment.rounds, digest)
 
 
-def _digest(federation: SimulatedFederation, model: ModelFactory | None) -> str:
+def federation_digest(federation: SimulatedFederation, model: ModelFactory | None) -> str:
     """What learned weights record of their federation; a custom model counts by its shapes and what is frozen in it."""
     digest = federation.environment.digest(federation.environment.load())
     if model is None:
@@ -318,7 +318,7 @@ def _digest(federation: SimulatedFederation, model: ModelFactory | None) -> str:
     return hashlib.sha256(f"{digest} {shapes} {federation.frozen_digest}".rstrip().encode()).hexdigest()
 
 
-def _described(command: str, federation: SimulatedFederation, dtype: torch.dtype) -> dict[str, Any]:
+def described(command: str, federation: SimulatedFederation, dtype: torch.dtype) -> dict[str, Any]:
     """What a callback is given about every run: the federation and what it is computed on."""
     env = federation.environment
     return {

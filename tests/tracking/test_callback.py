@@ -16,7 +16,7 @@ from tests.support.federations import tiny
 
 QUICK = fu.Learning(iterations=2)
 OF_RUNS = ("on_start", "on_outer_step", "on_round_end", "on_trial_end", "on_results", "on_end", "on_artifacts")
-EVENTS = (*OF_RUNS, "on_pretraining_step")
+EVENTS = (*OF_RUNS, "on_pretraining_step", "on_fine_tuning_step")
 
 
 class Recorder(fu.Callback):

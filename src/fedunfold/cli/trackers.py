@@ -31,7 +31,7 @@ class ProgressTracker(Callback):
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
         self._validated = ""
-        self.steps_made = 0  # of pre-training, those before an interruption included
+        self.steps_made = 0  # of pre-training or fine-tuning, those before an interruption included
         self.rounds_made = 0  # of the last trial, those before an interruption included
         self.learned: dict[str, LearnedWeights] = {}
         self.runs: dict[str, list[RunResult]] = {}
@@ -57,6 +57,10 @@ class ProgressTracker(Callback):
             self._validated = f", validation {values['validation_mean']:+.2f} points"
         note = f"loss {values['loss']:.3f} of FedAvg's{self._validated}"
         self.bars.update(self._task("pre-training", steps), completed=step, note=note)
+
+    def on_fine_tuning_step(self, step: int, steps: int, loss: float) -> None:
+        self.steps_made = step
+        self.bars.update(self._task("fine-tuning", steps), completed=step, note=f"validation loss {loss:.4g}")
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.runs.setdefault(method, []).append(result)

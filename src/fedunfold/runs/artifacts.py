@@ -15,6 +15,7 @@ from fedunfold.client_scores import client_scores
 from fedunfold.config import Environment
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import finite
+from fedunfold.fine_tuning import FineTuned
 from fedunfold.io.atomic import write_atomically
 from fedunfold.leave_out import LeftOut
 from fedunfold.pretraining.finished import card, finished_rule
@@ -106,6 +107,12 @@ def of_pretraining(settings: Pretraining, progress: Progress) -> Files:
         PRETRAINING: text_writer(tomli_w.dumps(described)),
         CARD: text_writer(card(settings, progress)),
     }
+
+
+def of_fine_tuning(tuned: FineTuned) -> Files:
+    """The rule, and its validation loss before the first step and after each."""
+    lines = ({"step": m, "validation_loss": finite(loss)} for m, loss in enumerate(tuned.losses))
+    return {RULE: partial(save_rule, tuned.rule), METRICS: _lines_writer(lines)}
 
 
 def of_left_out(found: LeftOut) -> Files:

@@ -182,8 +182,11 @@ def settings_file(folder: Path) -> Path:
 
 def _read_run(folder: Path) -> schema.RunRecord:
     file = settings_file(folder)
-    if read_settings(folder).get("command") == "pretrain":
+    raw = read_settings(folder)
+    if raw.get("command") == "pretrain":
         raise InputError(f"{folder} holds a pre-trained rule and no run of a federation; read its {schema.CARD}.")
+    if raw.get("command") == "learn" and "fine_tuning" in raw:
+        raise InputError(f"{folder} holds a fine-tuned rule and no run of a federation; read its {schema.METRICS}.")
     settings = parse_record(schema.SettingsRecord, read_file(file), file)
     _refuse_newer(settings.version, folder)
     file = folder / schema.FEDERATION

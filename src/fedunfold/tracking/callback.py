@@ -70,6 +70,15 @@ class Callback:
             values: The loss, and what a validation after this step measured, by name.
         """
 
+    def on_fine_tuning_step(self, step: int, steps: int, loss: float) -> None:
+        """A rule was validated while it is fine-tuned.
+
+        Args:
+            step: After how many steps, from 0.
+            steps: How many there are at most.
+            loss: The validation loss.
+        """
+
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         """A trial ended.
 

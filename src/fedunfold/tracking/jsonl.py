@@ -45,6 +45,9 @@ class JsonLines(Callback):
     def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
         self._write({"step": step, **values})
 
+    def on_fine_tuning_step(self, step: int, steps: int, loss: float) -> None:
+        self._write({"step": step, "validation_loss": finite(loss)})
+
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         last = result.evaluations[-1]
         score = {last.primary.name: finite(last.primary.factor() * last.score)}

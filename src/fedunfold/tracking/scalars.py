@@ -77,6 +77,7 @@ class ScalarCallback(Callback):
     | <method>/trial-<i>/mean_weight/<client> | 0 |
     | <method>/final/… | 0, the final table |
     | pretraining/loss, pretraining/validation_… | step of pre-training |
+    | fine-tuning/validation_loss | step of fine-tuning, 0 before the first |
     """
 
     _clients: Sequence[str]
@@ -106,6 +107,9 @@ class ScalarCallback(Callback):
 
     def on_pretraining_step(self, step: int, steps: int, values: Mapping[str, float]) -> None:
         self.log_scalars([Scalar(f"pretraining/{name}", value, step) for name, value in values.items()])
+
+    def on_fine_tuning_step(self, step: int, steps: int, loss: float) -> None:
+        self.log_scalars([Scalar("fine-tuning/validation_loss", loss, step)])
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
         self.log_scalars(_mean_weights(f"{method}/trial-{trial}", result.weights, self._clients, 0))
