@@ -32,7 +32,7 @@ from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.core.settings import is_count
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import Checkpoint, Tensors
-from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.parametric import ParametricRule, flattened, unflattened
 from fedunfold.rules.pretrained import pretrained
 from fedunfold.rules.rule import describe_rule
 from fedunfold.tracking import Callback, callback_scope
@@ -208,7 +208,7 @@ class _Tuning:
 
     def rule(self, theta: Tensor) -> ParametricRule:
         """The rule with other parameters [P], for T rounds."""
-        return replace(self.start, params=_unflattened(theta.double(), self.start.params), horizon=self.rounds)
+        return replace(self.start, params=unflattened(theta.double(), self.start.params), horizon=self.rounds)
 
     def finished(self, progress: _Progress, step: int) -> ParametricRule:
         """The rule after a step, with a name of its own."""
@@ -229,7 +229,7 @@ class _Tuning:
             log.info("resuming from outer step %d of %d, saved in %s", saved - 1, steps, store and store.path)
         try:
             if progress is None:
-                theta = _flat(self.start.params).float()
+                theta = flattened(self.start.params).float()
                 progress = _Progress(theta[None], (self._validated(theta),), Adam.start(theta.double(), BETAS))
             callbacks.on_fine_tuning_step(len(progress.losses) - 1, steps, progress.losses[-1])
             for m in range(len(progress.losses), steps + 1):
@@ -251,7 +251,7 @@ class _Tuning:
         m, outer = len(progress.losses) - 1, OUTER_LOSSES.make("every-round")
         given = self.federation, self.rule(progress.path[-1]), self.rounds, self.algorithm, outer, self.adjoint
         try:
-            gradient = _flat(rule_gradient(*given, f"fine-tune-{m}").gradient)
+            gradient = flattened(rule_gradient(*given, f"fine-tune-{m}").gradient)
         except DivergenceError:
             return None
         length = float(gradient.norm())
@@ -278,13 +278,3 @@ class _Tuning:
         if tuple(path.shape) != expected or not {m.shape, v.shape} == {path.shape[1:]} or not len(losses):
             raise ValueError("its tensors are of different sizes")
         return _Progress(path, tuple(losses.tolist()), Adam(m, v, len(losses) - 1, BETAS))
-
-
-def _flat(params: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([value.flatten() for value in params.values()])
-
-
-def _unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    parts = torch.split(theta, [value.numel() for value in like.values()])
-    # Copies, since products round differently where memory begins elsewhere, and what is resumed begins elsewhere.
-    return {name: part.reshape(value.shape).clone() for (name, value), part in zip(like.items(), parts, strict=True)}

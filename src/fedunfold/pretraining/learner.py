@@ -33,7 +33,7 @@ from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.pretraining.distribution import Distribution
 from fedunfold.pretraining.federations import Gain, meta_gradient, validate
 from fedunfold.rules.families import FAMILIES, Family
-from fedunfold.rules.parametric import ParametricRule
+from fedunfold.rules.parametric import ParametricRule, flattened, unflattened
 from fedunfold.unfolding.adjoint import AdjointKind
 from fedunfold.unfolding.state import Adam
 from fedunfold.version import VERSION
@@ -214,7 +214,7 @@ def _server(settings: Pretraining) -> ServerOptimizer:
 
 def _start(settings: Pretraining) -> Progress:
     params = FAMILIES[settings.family].initial(settings.width, settings.seed).params
-    return Progress(params, params, Adam.start(_flat(params), (0.9, 0.99)), family=settings.family)
+    return Progress(params, params, Adam.start(flattened(params), (0.9, 0.99)), family=settings.family)
 
 
 def _finished(progress: Progress, settings: Pretraining) -> bool:
@@ -246,13 +246,13 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     found = [made for made in each(one, range(done * count, (done + 1) * count)) if made.gradient is not None]
     total = torch.zeros_like(progress.optimizer.m)
     for made in found:
-        gradient = _flat(made.gradient or {})
+        gradient = flattened(made.gradient or {})
         harm = settings.caution if made.loss > (1 + ROUNDING) * made.fedavg_loss else 1.0
         total += harm * gradient * min(1.0, settings.clip / max(float(gradient.norm()), 1e-12)) / count
     lr = settings.lr * min(1.0, 1.25 * (1 - done / settings.steps))
-    theta, optimizer = progress.optimizer.step(_flat(progress.params), total, lr)
+    theta, optimizer = progress.optimizer.step(flattened(progress.params), total, lr)
     ratio = float(np.mean([made.loss / made.fedavg_loss for made in found])) if found else 1.0
-    params = _unflattened(theta, progress.params)
+    params = unflattened(theta, progress.params)
     kept = min(AVERAGING, done / (done + 1))
     average = {name: kept * old + (1 - kept) * params[name] for name, old in progress.average.items()}
     return replace(progress, params=params, average=average, optimizer=optimizer, losses=(*progress.losses, ratio))
@@ -285,16 +285,6 @@ def _mapping(processes: int) -> Iterator[Map]:
         return
     with worker_pool(processes) as pool:
         yield pool.map
-
-
-def _flat(params: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([value.flatten() for value in params.values()])
-
-
-def _unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    parts = torch.split(theta, [value.numel() for value in like.values()])
-    # Copies, since products round differently where memory begins elsewhere, and what is resumed begins elsewhere.
-    return {name: part.reshape(value.shape).clone() for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
 def _save(store: Checkpoint, progress: Progress) -> None:

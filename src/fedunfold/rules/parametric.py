@@ -165,6 +165,18 @@ def bounded_share(x: Tensor) -> Tensor:
     return x.square() / (1 + x.square())
 
 
+def flattened(params: Mapping[str, Tensor]) -> Tensor:
+    """φ as one vector."""
+    return torch.cat([value.flatten() for value in params.values()])
+
+
+def unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """φ by name from one vector, with the names and shapes of others."""
+    parts = torch.split(theta, [value.numel() for value in like.values()])
+    # Copies, since products round differently where memory begins elsewhere, and what is resumed begins elsewhere.
+    return {name: part.reshape(value.shape).clone() for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
 def joined(found: RoundFeatures) -> Tensor:
     """A client's features and then those of the round, [n, F+G]."""
     return torch.cat([found.of_clients, found.of_round.expand(len(found.clients), -1)], 1)
