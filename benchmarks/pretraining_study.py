@@ -12,7 +12,7 @@ from typing import Any
 from fedunfold.pretraining.learner import Pretraining, Validation, pretrain
 
 Log = Callable[[str], None]
-SHORT = {"steps": 80, "federations": 16, "validation": 144}
+SHORT: Mapping[str, Any] = {"steps": 80, "federations": 16, "validation": 144}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is by default": {},
     "gradients of first order": {"adjoint": "first_order"},
@@ -59,7 +59,7 @@ def measure_pretraining(chosen: Sequence[str], log: Log) -> PretrainingStudy:
     rows = []
     for name in chosen:
         log(name)
-        settings = Pretraining(**(SHORT | dict(VARIANTS[name])))
+        settings = Pretraining(**{**SHORT, **VARIANTS[name]})
         settings = settings.model_copy(update={"every": settings.steps})
         learned = pretrain(settings, processes=os.cpu_count() or 1)
         rows.append(Variant(name, learned.validations[-1]))

@@ -18,7 +18,7 @@ def test_every_variant_differs_in_something_that_can_be_set() -> None:
 def test_a_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"steps": 2, "federations": 2, "validation": 4, "width": 4, "distribution": TINY}
     monkeypatch.setattr(pretraining_study, "SHORT", short)
-    monkeypatch.setattr(pretraining_study.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("benchmarks.pretraining_study.os.cpu_count", lambda: 1)
     chosen = ["as it is by default", "gradients of first order"]
     study = measure_pretraining(chosen, lambda line: None)
     assert [row.found.step for row in study.rows] == [2, 2]
