@@ -17,7 +17,7 @@ def ended() -> Progress:
     params = initial_parameters(4, 0)
     ranges = torch.tensor([[0.0], [2.0]], dtype=torch.float64).expand(2, len(FEATURES))
     optimizer = Adam.start(torch.zeros(1), (0.9, 0.99))
-    return Progress(params, params, optimizer, (1.0,) * 6, VALIDATIONS, params, ranges)
+    return Progress(params, optimizer, (1.0,) * 6, VALIDATIONS, params, ranges)
 
 
 def test_the_rule_knows_what_it_is_for() -> None:

@@ -5,10 +5,8 @@ the rule does harm.
     clip(g) = g · min(1, clip/‖g‖)
 
 L_i is Σ_t r_t F(w^(t)) / (T F(w^(0))) on held-out data, r_t ∝ t^lateness, and its logarithm lets every federation count
-the same. What is validated is the running mean φ̄ ← ρ φ̄ + (1 − ρ) φ, with ρ = min(0.95, 1 − 1/m) after the m-th step, in
-which the noise of single steps cancels. What is returned is not the last φ̄ but the one that did best on federations
-drawn apart, by its mean gain over FedAvg plus that of the worst tenth: a rule that others are to use without a second
-thought must do no harm.
+the same. What is returned is not the last φ but the one that did best on federations drawn apart, by its mean gain over
+FedAvg plus that of the worst tenth: a rule that others are to use without a second thought must do no harm.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,8 +38,6 @@ from fedunfold.version import VERSION
 
 MARGIN = 0.25
 """A feature may lie outside the range it had on federations drawn apart by this part of it."""
-AVERAGING = 0.95
-"""How much of the running mean of φ a step leaves, once there are enough to average."""
 ROUNDING = 1e-5
 """Losses that differ by less, relatively, are those of the same run."""
 
@@ -71,7 +67,7 @@ class Pretraining(Settings):
 
     name: str = Field(default="own@1", pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$")
     family: Family = "network"
-    steps: Count = 450
+    steps: Count = 300
     federations: Count = 30
     lr: Positive = 0.01
     clip: Positive = 0.3
@@ -82,7 +78,7 @@ class Pretraining(Settings):
     adjoint: AdjointKind = "exact"
     server: str = "grafted"
     validation: Count = 192
-    every: Count = 75
+    every: Count = 50
     patience: Count = 5
     distribution: Distribution = Distribution()
 
@@ -127,17 +123,15 @@ class Progress:
 
     Attributes:
         params: φ by name.
-        average: φ̄ by name.
         optimizer: Adam's state, over all of φ.
         losses: The mean loss of every step's federations, as part of FedAvg's.
         validations: Those made.
-        best: φ̄ with the largest value.
+        best: φ with the largest value.
         ranges: Of the features it met there, [2, F+G].
         family: Of the rule.
     """
 
     params: Mapping[str, Tensor]
-    average: Mapping[str, Tensor]
     optimizer: Adam
     losses: tuple[float, ...] = ()
     validations: tuple[Validation, ...] = ()
@@ -214,7 +208,7 @@ def _server(settings: Pretraining) -> ServerOptimizer:
 
 def _start(settings: Pretraining) -> Progress:
     params = FAMILIES[settings.family].initial(settings.width, settings.seed).params
-    return Progress(params, params, Adam.start(flattened(params), (0.9, 0.99)), family=settings.family)
+    return Progress(params, Adam.start(flattened(params), (0.9, 0.99)), family=settings.family)
 
 
 def _finished(progress: Progress, settings: Pretraining) -> bool:
@@ -225,7 +219,7 @@ def _finished(progress: Progress, settings: Pretraining) -> bool:
 
 
 def _due(progress: Progress, settings: Pretraining) -> bool:
-    """Whether φ̄ is to be validated before it is changed again."""
+    """Whether φ is to be validated before it is changed again."""
     step, made = len(progress.losses), progress.validations
     if not step or (made and made[-1].step == step):
         return False
@@ -253,13 +247,11 @@ def _step(progress: Progress, settings: Pretraining, each: Map) -> Progress:
     theta, optimizer = progress.optimizer.step(flattened(progress.params), total, lr)
     ratio = float(np.mean([made.loss / made.fedavg_loss for made in found])) if found else 1.0
     params = unflattened(theta, progress.params)
-    kept = min(AVERAGING, done / (done + 1))
-    average = {name: kept * old + (1 - kept) * params[name] for name, old in progress.average.items()}
-    return replace(progress, params=params, average=average, optimizer=optimizer, losses=(*progress.losses, ratio))
+    return replace(progress, params=params, optimizer=optimizer, losses=(*progress.losses, ratio))
 
 
 def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress:
-    common = partial(validate, settings.distribution, params=progress.average)
+    common = partial(validate, settings.distribution, params=progress.params)
     one = partial(common, server=_server(settings), family=settings.family)
     gains = [gain for gain in each(one, range(settings.validation)) if gain is not None]
     if not gains:
@@ -274,7 +266,7 @@ def _validated(progress: Progress, settings: Pretraining, each: Map) -> Progress
         return progress
     met = torch.stack(found)
     ranges = torch.stack([met[:, 0].amin(0), met[:, 1].amax(0)])
-    return replace(progress, best=progress.average, ranges=ranges)
+    return replace(progress, best=progress.params, ranges=ranges)
 
 
 @contextmanager
@@ -289,13 +281,12 @@ def _mapping(processes: int) -> Iterator[Map]:
 
 def _save(store: Checkpoint, progress: Progress) -> None:
     tensors = {f"params.{name}": value for name, value in progress.params.items()}
-    tensors |= {f"average.{name}": value for name, value in progress.average.items()}
     tensors |= {"adam.m": progress.optimizer.m, "adam.v": progress.optimizer.v}
     if progress.best is not None and progress.ranges is not None:
         tensors |= {f"best.{name}": value for name, value in progress.best.items()} | {"ranges": progress.ranges}
     made = [vars(validation) for validation in progress.validations]
     names = list(progress.params)
-    tensors = {name: value.clone() for name, value in tensors.items()}  # some may be the same memory
+    tensors = {name: value.clone() for name, value in tensors.items()}  # φ and the best one may be the same memory
     store.save(tensors, {"losses": list(progress.losses), "validations": made, "names": names})
 
 
@@ -305,7 +296,6 @@ def _parsed(family: Family, tensors: Tensors, about: Any) -> Progress:
     best = {name: tensors[f"best.{name}"] for name in names} if "ranges" in tensors else None
     return Progress(
         {name: tensors[f"params.{name}"] for name in names},
-        {name: tensors[f"average.{name}"] for name in names},
         Adam(tensors["adam.m"], tensors["adam.v"], len(losses), (0.9, 0.99)),
         losses,
         tuple(Validation(**made) for made in about["validations"]),
