@@ -21,8 +21,9 @@ CASES = {
     "dogs-b": "label skew, flaky clients, unequal epochs",
 }
 METHODS = ("fedavg", "dr-fedavg", "fednova", "duw-fedavg", "fedunfold-table", "fedavg-budget")
-SUMMARY = ("fedavg", "duw-fedavg", "fedunfold-table", "fedavg-budget")
-TITLES = {"fedavg-budget": "fedavg, more rounds"}
+PRETRAINED = "fedunfold"
+SUMMARY = ("fedavg", PRETRAINED, "duw-fedavg", "fedunfold-table", "fedavg-budget")
+TITLES = {PRETRAINED: "**fedunfold**", "fedavg-budget": "fedavg, more rounds"}
 RULE = DOCS / "results" / "rule"
 PARTS = ("weights", "s", "β", "a")
 DECISIONS = tuple(f"rule without {parts}" for parts in (*PARTS, " ".join(PARTS)))
@@ -40,6 +41,10 @@ def cases() -> dict[str, dict[str, Any]]:
     found: dict[str, Any] = {}
     for study in ("mnist", "dogs"):
         found |= json.loads((DOCS / "results" / study / "results.json").read_text(encoding="utf-8"))["cases"]
+    for record in json.loads((RULE / "records" / "paper.json").read_text(encoding="utf-8")):
+        if record["method"] == "rule" and record["environment"] in CASES:
+            own = found[record["environment"]].setdefault(PRETRAINED, {"accuracies": []})
+            own["accuracies"].append([score / 100 for score in record["scores"]])
     return {name: found[name] for name in CASES}
 
 
