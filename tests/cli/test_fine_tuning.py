@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_refused(fedunfold: Command, tmp_path: Path, opti
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"), [("open@9", "choose among open, open@1"), ("no.safetensors", "no rule file")]
+    ("rule", "said"), [("open@9", "choose among open, private, open@1, private@1"), ("no.safetensors", "no rule file")]
 )
 def test_what_is_not_there_is_refused(fedunfold: Command, rule: str, said: str) -> None:
     refused(fedunfold(*ENV, "--from", rule), said)

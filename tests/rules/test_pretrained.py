@@ -10,6 +10,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.rules import pretrained as module
 from fedunfold.rules.pretrained import pretrained_names
 from fedunfold.rules.rule_file import save_rule
+from fedunfold.rules.unfolded import PrivateRule
 from tests.support.federations import tiny
 from tests.support.rules import small_rule
 
@@ -34,6 +35,12 @@ def test_a_shipped_rule_says_what_it_is(name: str) -> None:
     assert rule.description
 
 
+def test_the_private_one_needs_no_update_alone() -> None:
+    rule = fu.pretrained("private")
+    assert type(rule) is PrivateRule and rule.required_metrics == {"norm"}
+    assert rule.algorithm is not None and rule.algorithm.absent == "drop"
+
+
 def test_without_a_number_it_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "rules" / "shipped"
     for version in (2, 10, 9):
@@ -52,9 +59,13 @@ def test_a_rule_of_ones_own_by_its_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_name_is_refused_with_the_choices() -> None:
-    with pytest.raises(InputError, match=r"no pre-trained rule 'closed'; choose among open, open@1, or give"):
+    with pytest.raises(
+        InputError, match=r"no pre-trained rule 'closed'; choose among open, private, open@1, private@1, or give"
+    ):
         fu.pretrained("closed")
-    with pytest.raises(InputError, match=r"no pre-trained rule 'open@77'; choose among open, open@1, or give"):
+    with pytest.raises(
+        InputError, match=r"no pre-trained rule 'open@77'; choose among open, private, open@1, private@1, or give"
+    ):
         fu.pretrained("open@77")
     with pytest.raises(InputError, match="there is no rule file"):
         fu.pretrained("runs/closed.safetensors")

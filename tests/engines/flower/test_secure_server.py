@@ -22,6 +22,7 @@ from fedunfold.engines.flower.secagg.protocol import ShareDelivery, read
 from fedunfold.engines.flower.wire import read_instruction
 from fedunfold.local import nova, prox
 from fedunfold.rules import dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.rules.pretrained import pretrained
 from fedunfold.rules.rule import WeightingRule
 from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
 from fedunfold.server import adam
@@ -359,6 +360,18 @@ def test_a_private_rule(absent: Any) -> None:
     kinds = Counter(message.metadata.message_type for message, _ in grid.received)
     rounds = here.participated.sum(1)
     assert kinds["query.mask"] == rounds.sum() and kinds["query.inner_products"] == rounds[1:].sum()
+
+
+def test_the_private_rule_that_comes_with_the_package() -> None:
+    """With its server and its momentum, the same as in the simulation, and unlike averaging."""
+    env, rule = five(participation_probability=0.8, seed=3), pretrained("private")
+    assert rule.algorithm is not None
+    clients = federation_from_environment(Flaky(env), env, dtype=torch.float64, secure_aggregation=True)
+    here, there = (run_rounds(f, rule, 4, algorithm=rule.algorithm)[0] for f in (simulated(env), clients))
+    torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
+    torch.testing.assert_close(there.model, here.model, **TOLERANCE)
+    averaged = run_rounds(simulated(env), size(), 4, algorithm=rule.algorithm)[0]
+    assert float((here.model - averaged.model).norm()) > 1e-3
 
 
 def test_a_secure_client_answers_no_open_message(caplog: pytest.LogCaptureFixture) -> None:
