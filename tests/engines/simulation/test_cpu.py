@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
+from fedunfold.config.model import ModelSpec
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.messages import Broadcast, TrainRequest
@@ -101,6 +102,26 @@ def test_threads_change_no_bit(threads: Callable[[int], None], count: int, monke
     by_many = learned(SimulatedFederation(unequal()), 2)
     assert all(torch.equal(one, many) for one, many in zip(by_one, by_many, strict=True))
     assert set(taken) == {1, count}
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the processor has no AVX-512")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hidden", [(), (40, 9, 33)])
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 50])
+@pytest.mark.parametrize("kept", [0.1, 1.0])
+def test_both_kinds_of_processor_compute_the_same_bits(
+    dtype: torch.dtype, hidden: tuple[int, ...], batch_size: int, kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model and the gradient of the weights, with what is skipped of sparse rows and without."""
+    model = ModelSpec(hidden=hidden)
+    env = tiny({"a": 150, "b": 65, "c": 3}, shape=(130,), batch_size=batch_size, model=model, lr=0.02)
+    data = env.load()
+    x = data.x * (torch.rand(data.x.shape, generator=torch.Generator().manual_seed(7)) < kept)
+    found = []
+    for name in bindings.TARGETS:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=name: name)
+        found.append(learned(SimulatedFederation(env, replace(data, inputs=x), dtype=dtype), 2))
+    assert all(torch.equal(narrow, wide) for narrow, wide in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("batch_size", [1, 63, 64, 65, 130])
@@ -192,7 +213,7 @@ def test_a_long_round_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
         waited.append(True)
         return 0
 
-    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(forward_float=train))
+    monkeypatch.setattr(bindings, "_library", lambda: SimpleNamespace(**dict.fromkeys(bindings.TRAINING, train)))
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -212,7 +233,8 @@ def test_an_interrupted_round_takes_no_step(name: str) -> None:
     predicted, row_losses = torch.zeros(4, 3, 18).long() - 1, torch.zeros(4, 3, 18).double() - 1
     args.stopped, args.losses, args.sums = ctypes.addressof(stopped), losses.data_ptr(), sums.data_ptr()
     args.predicted, args.row_losses = predicted.data_ptr(), row_losses.data_ptr()
-    getattr(bindings._library(), f"{name}_double")(ctypes.byref(args))
+    target = bindings.TARGETS[torch.backends.cpu.get_cpu_capability()]
+    getattr(bindings._library(), f"{name}_double_{target}")(ctypes.byref(args))
     assert torch.equal(left, start)
     assert not losses.any()
     assert not sums.any()
@@ -303,7 +325,8 @@ def test_a_library_that_does_not_fit_is_left_to_torch(
 )
 def test_too_little_memory_is_an_error(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where drawing is checked against numpy, as it is before the first round."""
-    failing = SimpleNamespace(**dict.fromkeys(bindings.FUNCTIONS, lambda *given: 0) | {name: lambda *given: 1})
+    failed = {full: lambda *given: 1 for full in bindings.FUNCTIONS if full.startswith(name)}
+    failing = SimpleNamespace(**dict.fromkeys(bindings.FUNCTIONS, lambda *given: 0) | failed)
     failing.call_args_bytes = lambda: ctypes.sizeof(bindings.CallArgs)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: failing)
     permutations._draws_as_numpy.cache_clear()

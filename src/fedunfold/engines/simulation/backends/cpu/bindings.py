@@ -15,10 +15,13 @@ import torch
 log = logging.getLogger("fedunfold")
 
 EXTENSION = "fedunfold.engines.simulation.backends.cpu._local_training"
-VECTORS = ("AVX2", "AVX512")  # as torch names what a processor can do
+TARGETS = {"AVX2": "avx2", "AVX512": "avx512"}
+"""What the code was compiled for, by torch's name of what a processor can do."""
 TYPES = {torch.float32: "float", torch.float64: "double"}
 Name = Literal["forward", "backward", "evaluate", "predict"]
-TRAINING = tuple(f"{name}_{of}" for name in get_args(Name) for of in TYPES.values())
+TRAINING = tuple(
+    f"{name}_{of}_{target}" for name in get_args(Name) for of in TYPES.values() for target in TARGETS.values()
+)
 FUNCTIONS = ("shuffle_rows", "last_rows", *TRAINING)
 COUNTS = ("layers", "slots", "steps", "rows", "threads", "start_stride", "outer_on_path")
 POINTERS = (
@@ -60,7 +63,8 @@ def call(name: Name, dtype: torch.dtype, args: CallArgs, *, is_long: bool) -> No
     Raises:
         MemoryError: If there is not enough memory for it.
     """
-    compiled, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}"), ctypes.c_int64(0)
+    target = TARGETS[torch.backends.cpu.get_cpu_capability()]
+    compiled, stopped = getattr(_library(), f"{name}_{TYPES[dtype]}_{target}"), ctypes.c_int64(0)
     args.stopped = ctypes.addressof(stopped)
 
     def work() -> bool:
@@ -117,7 +121,7 @@ def _interruptible(work: Callable[[], bool], stopped: ctypes.c_int64) -> bool:
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
     found = find_spec(EXTENSION)
-    if found is None or found.origin is None or torch.backends.cpu.get_cpu_capability() not in VECTORS:
+    if found is None or found.origin is None or torch.backends.cpu.get_cpu_capability() not in TARGETS:
         return None
     try:
         library = ctypes.CDLL(found.origin)

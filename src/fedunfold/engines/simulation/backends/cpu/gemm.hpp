@@ -5,27 +5,21 @@
 // lies panel by panel: the columns of a tile are one piece of memory. All other matrices are row-major. The number of
 // columns is padded.
 
-template <class T> struct Vector { typedef T type __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias)); };
-template <class T> constexpr int WIDTH = BYTES / sizeof(T);
 #define UNROLLED _Pragma("GCC unroll 8")
 
-template <class T> constexpr int PADDING = 2 * WIDTH<T>;  // columns are a multiple of this
-
-template <class T> INLINE typename Vector<T>::type& at(T* p) { return *(typename Vector<T>::type*)p; }
-template <class T> INLINE const typename Vector<T>::type& at(const T* p) { return *(const typename Vector<T>::type*)p; }
-
-// A tile of a result has three rows and four vectors of columns, which fill the registers of AVX2: low tiles skip more
-// zeros of the left factor than high ones.
-constexpr int TILE = 3;
-constexpr int VECTORS = 4;
+// A tile of a result has so many rows and 128 bytes of columns, and its sums fill the registers of the processor: low
+// tiles skip more zeros of the left factor, high ones read the right factor less often.
+constexpr int VECTORS = 128 / BYTES;
+constexpr int TILE = BYTES == 32 ? 3 : 6;
 constexpr int DEPTH = 256;  // rows of the right factor that stay in the first cache with the columns of a tile
+template <class T> constexpr int PADDING = VECTORS / 2 * WIDTH<T>;  // columns are a multiple of this
 
 // Calls work(height, row) for tiles that cover `rows`.
 template <class Work> INLINE void in_tiles(int rows, Work work) {
     int row = 0;
     for (; row + TILE <= rows; row += TILE) work(std::integral_constant<int, TILE>(), row);
-    if (rows - row == 1) work(std::integral_constant<int, 1>(), row);
-    if (rows - row == 2) work(std::integral_constant<int, 2>(), row);
+    for (; row + 2 <= rows; row += 2) work(std::integral_constant<int, 2>(), row);
+    if (row < rows) work(std::integral_constant<int, 1>(), row);
 }
 
 // Calls work(vectors, column) for tiles that cover `columns`.
@@ -33,7 +27,7 @@ template <class T, class Work> INLINE void in_panels(int columns, Work work) {
     int column = 0;
     for (; column + VECTORS * WIDTH<T> <= columns; column += VECTORS * WIDTH<T>)
         work(std::integral_constant<int, VECTORS>(), column);
-    if (column < columns) work(std::integral_constant<int, 2>(), column);
+    if (column < columns) work(std::integral_constant<int, VECTORS / 2>(), column);
 }
 
 // Sums begin at 0 and are added to the result at the end: a small change of a large weight is rounded once.

@@ -255,10 +255,11 @@ template <class T> class SgdStep {
             softmax(activations[last].row(i), layers[last].out, layers[last].columns, label, delta);
             const T curvature = rate * means[i], outer = args.outer_on_path ? outer_coefficient(i) : 0;
             T inner = 0;
-            for (int c = 0; c < layers[last].out; c++) inner += delta[c] * tangent[c];
+            // Written out where compilers may round products differently from one kind of processor to another.
+            for (int c = 0; c < layers[last].out; c++) inner = std::fma(delta[c], tangent[c], inner);
             for (int c = 0; c < layers[last].out; c++) {
                 const T error = delta[c] - (c == label);
-                gamma[c] = outer * error - curvature * delta[c] * (tangent[c] - inner);
+                gamma[c] = std::fma(outer, error, -curvature * delta[c] * (tangent[c] - inner));
                 delta[c] = -curvature * error;
             }
         }
