@@ -3,9 +3,8 @@
     φ_{m+1} = φ_m − η Adam(g_0, …, g_m),   g_m = ∇L_m(φ_m) / ‖∇L_m(φ_m)‖,   φ_0 the rule's own
     V_m = (1/T) Σ_t F_v(w^(t)) under φ_m,   what is returned has the φ_m of the smallest V_m
 
-L_m is the outer loss "every-round" (`unfolding.outer_loss`), which rules are learned by, in a run m under φ_m. A step
-of Adam from gradients of length 1 moves no parameter much further than η, however steep the loss is: a few steps cannot
-ruin a rule.
+L_m is the outer loss "every-round" (`unfolding.outer_loss`) in a run m under φ_m. A step of Adam from gradients of
+length 1 moves no parameter much further than η, however steep the loss is: a few steps cannot ruin a rule.
 
 Validation is on other rows and in another run. Every client holds out some of its rows, which no step trains on or
 differentiates; F_v is the mean loss on all of them. Initial model, minibatches and absences are those of no step, and

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from fedunfold.pretraining.columns import LONG_TAIL, YES_OR_NO
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
 from fedunfold.pretraining.mixtures import Mixture
 from fedunfold.pretraining.pictures import Pictures
@@ -55,6 +56,35 @@ def test_a_clients_conditions_move_its_samples() -> None:
     there = mixture.sample(np.random.default_rng(1), labels, shift=np.full(mixture.mapping.shape[0], 2.0))
     assert here.shape == (500, 5) and here.dtype == np.float32
     assert np.abs(here.mean(0) - there.mean(0)).max() > 5 * here.std(0).max() / np.sqrt(500)
+
+
+def test_columns_of_a_table_are_of_different_kinds() -> None:
+    """Every column has mean 0 and deviation 1; some have two values only, some are skewed to the right."""
+    rng = np.random.default_rng(3)
+    mixture = Mixture.draw(rng, classes=4, features=40, table=True)
+    assert mixture.columns is not None
+    x = mixture.sample(rng, rng.integers(4, size=20_000)) / mixture.scale
+    np.testing.assert_allclose(x.mean(0), 0, atol=0.2)
+    np.testing.assert_allclose(x.std(0), 1, atol=0.25)
+    two = np.array([len(np.unique(column.round(4))) == 2 for column in x.T])
+    np.testing.assert_array_equal(two, mixture.columns.kinds == YES_OR_NO)
+    tails = mixture.columns.kinds == LONG_TAIL
+    assert 0 < tails.sum() < 40 and ((x**3).mean(0) > 0.5)[tails].mean() > 0.9
+
+
+def test_classes_are_as_rare_in_the_test_data_as_at_the_clients() -> None:
+    """Where all clients hold alike shares, the test data hold them too; without `imbalanced` all classes are alike."""
+    of = Distribution(digits=0, imbalanced=1, clients=(24, 24), sampled=0, classes=(6, 6), samples=(6000, 6000))
+    apart = []
+    for number in range(12):
+        drawn = of.draw(number)
+        data, tests = drawn.environment.load(), drawn.held_out.load()
+        held, test = (np.bincount(own.numpy(), minlength=6) / len(own) for own in (data.y, tests.y_test))
+        apart.append(np.abs(held - test).max())
+        assert test.max() > 1.2 / 6
+    assert np.median(apart) < 0.12
+    even = of.model_copy(update={"imbalanced": 0.0}).draw(0).held_out.load()
+    assert len(set(np.bincount(even.y_test.numpy()).tolist())) == 1
 
 
 def test_pictures_are_mostly_background_and_differ_by_class() -> None:

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.core.messages import OuterLossResult
 from fedunfold.core.run_result import RunResult
-from fedunfold.pretraining import federations
+from fedunfold.pretraining import federations, learner
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
-from fedunfold.pretraining.federations import Gain, JudgedOnHeldOut, meta_gradient, validate
+from fedunfold.pretraining.federations import Gain, HeldOutLoss, JudgedOnHeldOut, MetaGradient, meta_gradient, validate
 from fedunfold.pretraining.learner import Pretraining, Progress, Validation, pretrain
 from fedunfold.rules.families import FAMILIES, Family
 from fedunfold.rules.rule import WeightingRule
@@ -77,6 +78,34 @@ def test_what_was_interrupted_is_resumed_to_the_bit(learned: Progress, tmp_path:
     assert same(resumed, learned)
 
 
+def test_what_is_returned_is_a_mean_over_about_a_tenth_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 30 steps: plain means of the first three φ, from then on a third of the new one. Also if interrupted."""
+
+    def drawn(distribution: Distribution, number: int, params: dict[str, Tensor], **settings: object) -> MetaGradient:
+        random = torch.Generator().manual_seed(number)
+        return MetaGradient(1.0, 1.0, {k: torch.randn(v.shape, generator=random).double() for k, v in params.items()})
+
+    seen: list[Tensor] = []
+
+    def interrupt(progress: Progress) -> None:
+        seen.append(progress.params["step.0.weight"])
+        if len(seen) == 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(learner, "meta_gradient", drawn)
+    settings = TINY.model_copy(update={"steps": 30, "every": 30, "validation": 1})
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, checkpoint=tmp_path / "pretraining.safetensors", on_step=interrupt)
+    learned = pretrain(settings, checkpoint=tmp_path / "pretraining.safetensors", on_step=interrupt)
+    expected = torch.stack(seen[:3]).mean(0)
+    for one in seen[3:]:
+        expected = 2 / 3 * expected + one / 3
+    assert len(seen) == 30 and not torch.allclose(expected, seen[-1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(learned.rule.params["step.0.weight"], expected)
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "pretraining.safetensors"
     pretrain(TINY.model_copy(update={"steps": 2}), checkpoint=file)
@@ -107,14 +136,39 @@ def test_later_rounds_count_more() -> None:
     """r_t = 2t/(T + 1) for a lateness of 1: the loss and its gradient, round by round."""
     drawn = SMALL.draw(0)
     federation, rounds = JudgedOnHeldOut(drawn, lateness=1.0), drawn.environment.rounds
-    assert federation.coefficients == pytest.approx([2 * t / (rounds + 1) for t in range(rounds + 1)])
-    assert JudgedOnHeldOut(drawn).coefficients == [1.0] * (rounds + 1)
-    outer, model = OUTER_LOSSES.make("every-round"), federation.initial_model("trial-0")
-    requests = [Algorithm().request("trial-0", t, model, outer=outer) for t in (1, rounds)]
-    for request in requests:
-        (found,), (alike,) = federation.outer_loss([request]), federation.held_out.outer_loss([request])
-        r = federation.coefficients[request.round]
-        assert found.loss == pytest.approx(r * alike.loss) and torch.allclose(found.gradient, r * alike.gradient)
+    for t in (1, rounds):
+        counted, plain = judged(federation, t)
+        r = 2 * t / (rounds + 1)
+        assert counted.loss == pytest.approx(r * plain.loss) and torch.allclose(counted.gradient, r * plain.gradient)
+    counted, plain = judged(JudgedOnHeldOut(drawn), 1)
+    assert counted.loss == plain.loss and torch.equal(counted.gradient, plain.gradient)
+
+
+def test_what_is_lost_against_fedavg_counts_more() -> None:
+    """F + 3 max(0, F − F_t) for a caution of 4, in a round where FedAvg is better and in one where it is worse."""
+    drawn = SMALL.draw(0)
+    rounds = drawn.environment.rounds
+    _, plain = judged(JudgedOnHeldOut(drawn), 1)
+    fedavg = [plain.loss - 0.5, *[plain.loss + 0.5] * (rounds - 1)]
+    federation = JudgedOnHeldOut(drawn, fedavg, caution=4.0)
+    assert federation.fedavg_loss == pytest.approx(rounds * plain.loss + 0.5 * (rounds - 2))
+    worse, better = judged(federation, 1)[0], judged(federation, 2)[0]
+    assert worse.loss == pytest.approx(plain.loss + 1.5) and torch.allclose(worse.gradient, 4 * plain.gradient)
+    assert better.loss == pytest.approx(plain.loss) and torch.allclose(better.gradient, plain.gradient)
+
+
+def test_rows_held_out_count_as_in_a_test_where_some_classes_are_rare() -> None:
+    """FedAvg's losses, which are those of tests, are what the outer loss is compared with."""
+    drawn = SMALL.model_copy(update={"imbalanced": 1.0}).draw(0)
+    federation = JudgedOnHeldOut(drawn)
+    model = federation.initial_model("trial-0")
+    assert judged(federation, 1)[1].loss == pytest.approx(federation.evaluate([model])[0].loss, rel=1e-5)
+
+
+def judged(federation: JudgedOnHeldOut, t: int) -> tuple[OuterLossResult, OuterLossResult]:
+    """The outer loss of the initial model in round t, and the held-out loss itself."""
+    request = Algorithm().request("trial-0", t, federation.initial_model("trial-0"), outer=HeldOutLoss())
+    return federation.outer_loss([request])[0], federation.held_out.outer_loss([request])[0]
 
 
 def test_a_width_that_no_file_could_tell_is_refused() -> None:
@@ -139,8 +193,10 @@ def test_a_run_that_diverges_scores_0_and_widens_no_range(monkeypatch: pytest.Mo
 def test_validation_counts_ties_half_and_the_worst_tenth() -> None:
     ranges = torch.zeros(2, 1)
     finals = [-2.0, 0.25, 0.75, 5.0]
-    made = Validation.of(7, [Gain(final, 0.5, ranges) for final in finals])
-    assert made == Validation(step=7, mean=1.0, worst=-2.0, path=0.5, wins=0.625, federations=4)
+    paths = [1.0, -1.0, 0.5, 1.5]
+    made = Validation.of(7, [Gain(final, path, ranges) for final, path in zip(finals, paths, strict=True)])
+    assert made == Validation(step=7, mean=1.0, worst=-2.0, path=0.5, worst_path=-1.0, wins=0.625, federations=4)
+    assert made.value == 1.0 - 2.0 - 1.0
 
 
 def test_a_validated_federation_notes_what_was_met() -> None:

@@ -33,6 +33,7 @@ def test_a_shipped_rule_says_what_it_is(name: str) -> None:
     assert rule.algorithm is not None and rule.ranges is not None
     assert rule.algorithm.local.name == "sgd"
     assert rule.description
+    assert name in repr(rule) and "tensor(" not in repr(rule)
 
 
 def test_the_private_one_needs_no_update_alone() -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.io.checkpoint import NO_CHECKSUM, DamagedError, embed_checksum
-from fedunfold.rules.features import CLIENT_FEATURES
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES
 from fedunfold.rules.rule_file import FORMAT, is_rule_file, load_rule, save_rule
-from fedunfold.rules.unfolded import UnfoldedRule
+from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
 from tests.rules.test_learned import learned
 from tests.support.rules import small_rule
 
@@ -118,8 +118,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"kind": "tree"}, "kind"),
     "an unknown field": ({"colour": "red"}, "colour"),
     "an unknown feature": ({"client_features": ["size", "mood"]}, "reads the feature 'mood'"),
-    "too few features": ({"client_features": CLIENT_FEATURES[:-1]}, "reads other features"),
-    "another order": ({"client_features": CLIENT_FEATURES[::-1]}, "reads other features"),
+    "too few features": ({"client_features": CLIENT_FEATURES[:-1]}, "other names or shapes"),
+    "no features": ({"round_features": []}, "a rule of the kind 'network' reads other features"),
+    "what secure sums do not show": ({"kind": "private-network"}, "of the kind 'private-network' reads other features"),
     "an unknown server": ({"algorithm": ALGORITHM | {"server": {"name": "zeus"}}}, "zeus"),
     "no server": ({"algorithm": {}}, "is damaged"),
     "a name with a line end": ({"name": "a\nb"}, "its name is"),
@@ -144,6 +145,17 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor | None]]
     "not finite": (lambda t: {"params.score.1.bias": torch.tensor([float("nan")])}, "not finite"),
     "whole numbers": (lambda t: {"params.score.1.bias": torch.ones(1, dtype=torch.int64)}, "is damaged"),
 }
+
+
+def test_a_rule_may_read_fewer_features_than_this_version_computes(tmp_path: Path) -> None:
+    """As do those that were learned before there were others."""
+    some = ROUND_FEATURES[2:]
+    params, bound = initial_parameters(4, 0, len(CLIENT_FEATURES), len(some)), torch.ones(len(CLIENT_FEATURES + some))
+    ranges = torch.stack([-bound, bound])
+    save_rule(
+        UnfoldedRule(params, ranges=ranges, algorithm=Algorithm(), round_features=some), tmp_path / "rule.safetensors"
+    )
+    assert load_rule(tmp_path / "rule.safetensors").round_features == some
 
 
 @pytest.mark.parametrize("which", TENSORS)

@@ -87,7 +87,15 @@ def test_features_by_hand() -> None:
     assert of_clients["agreement"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
     assert of_clients["redundancy"] == pytest.approx([math.log(0.75), math.log(0.25)])
     assert of_clients["persistence"] == of_clients["staleness"] == of_clients["presences"] == pytest.approx([0, 0])
-    expected = {"spread": math.log(4 / 2.5), "turn": 0, "growth": 0, "progress": 0, "age": 0}
+    expected = {
+        "spread": math.log(4 / 2.5),
+        "turn": 0,
+        "growth": 0,
+        "last_step": 0,
+        "unevenness": 0,
+        "progress": 0,
+        "age": 0,
+    }
     expected |= {"clients": math.log(2), "effort": math.log(4)}
     assert of_round == pytest.approx(expected)
 
@@ -141,8 +149,26 @@ def test_private_features_by_hand() -> None:
     assert of_round["last_spread"] == pytest.approx(math.log(4 / 2.5))
     assert of_round["last_turn"] == pytest.approx(1 / math.sqrt(10))
     assert of_round["last_growth"] == pytest.approx(math.log(2.5) / 2)
+    assert of_round["unevenness"] == pytest.approx(math.log(2 * 2.5 / 2**2))
     _, after = PrivateRule.initial(4, 0)(report, state)
     assert after["square"] == pytest.approx(4.0) and after["before"].tolist() == [1.5, 0.5]
+
+
+def test_coordinates_that_never_move_make_no_update_uneven() -> None:
+    """As with the weights of pixels that are always black; a step of the same size everywhere is even."""
+    report = round_of(1, [[2, 0, 0], [0, 2, 0]], [30, 10], [6, 2])
+    for previous, uneven in (([1.0, -1.0, 0.0], 0.0), ([3.0, 0.0, 4.0], math.log(50 / 49)), ([0.0, 0.0, 0.0], 0.0)):
+        given = replace(report, previous=torch.tensor(previous).double())
+        found = read_features(given, None, 4, CLIENT_FEATURES, ("unevenness",)).of_round
+        assert found.tolist() == pytest.approx([uneven])
+
+
+def test_the_last_step_is_that_of_the_decision_without_momentum() -> None:
+    rule, report = far_from_fedavg(), round_of(0, [[2, 0], [0, 2]], [30, 10], [6, 2])
+    decision, state = rule(report, None)
+    found = read_features(after_a_round(replace(report, round=1)), state, None, CLIENT_FEATURES, ("last_step",))
+    assert found.of_round.tolist() == pytest.approx([math.log(decision.step / (1 - decision.momentum))])
+    assert found.of_round.abs() > 0.01
 
 
 def test_norms_of_clients_that_sent_nothing_are_remembered() -> None:
@@ -224,7 +250,7 @@ def test_weights_lie_on_the_simplex_and_follow_the_clients(data: st.DataObject, 
     decision, _ = rule(replace(reporting(round_of(2, rows, sizes, steps)), previous=previous), None)
     assert float(decision.weights.sum()) == pytest.approx(1)
     assert bool((decision.weights >= 0).all())
-    assert 0 <= decision.momentum <= 0.9 and 0 <= decision.step <= math.exp(2)
+    assert 0 <= decision.momentum <= 0.9 and 0 <= decision.step <= 10.000001
     order = data.draw(st.permutations(range(clients)))
     relisted = round_of(2, [rows[k] for k in order], [sizes[k] for k in order], [steps[k] for k in order])
     other, _ = rule(replace(reporting(relisted), previous=previous), None)

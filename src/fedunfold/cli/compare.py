@@ -24,7 +24,7 @@ def demo(options: opt.RunOptions) -> None:
 
 def compare(
     env: opt.Env,
-    methods: str = "fedavg,duw-fedavg",
+    methods: str = "fedavg,fedunfold",
     trials: opt.Trials = 5,
     aggregator: opt.Part = None,
     leave_out: bool = False,

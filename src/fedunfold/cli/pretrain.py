@@ -101,7 +101,7 @@ def _values(progress: "Progress") -> dict[str, float]:
     """What a tracker is given after a step."""
     step, made = len(progress.losses), progress.validations[-1:]
     found = {"loss": progress.losses[-1]}
-    for name in ("mean", "worst", "path", "wins"):
+    for name in ("mean", "worst", "path", "worst_path", "wins"):
         found |= {f"validation_{name}": getattr(each, name) for each in made if each.step == step}
     return found
 
@@ -109,6 +109,7 @@ def _values(progress: "Progress") -> dict[str, float]:
 def _show(settings: "Pretraining", learned: "Progress", folder: Path, output: opt.Format) -> None:
     from dataclasses import asdict
 
+    from fedunfold.pretraining.learner import GAINS
     from fedunfold.rules.rule import describe_rule
     from fedunfold.rules.rule_file import load_rule
     from fedunfold.runs.schema import CARD, RULE
@@ -129,9 +130,8 @@ def _show(settings: "Pretraining", learned: "Progress", folder: Path, output: op
         )
         return
     rows = [
-        (str(made.step), *(f"{v:+.2f}" for v in (made.mean, made.worst, made.path)), f"{100 * made.wins:.0f}")
-        for made in learned.validations
+        (str(made.step), *(f"{v:+.2f}" for v in made.gains), f"{100 * made.wins:.0f}") for made in learned.validations
     ]
-    heads = ("after step", "mean gain", "worst tenth", "all rounds", "federations with a gain (%)")
+    heads = ("after step", *GAINS, "federations with a gain (%)")
     console.out.print(console.table("points above FedAvg on federations drawn apart", heads, rows, words=()))
     console.say(f"{settings.name} is the rule after step {learned.chosen.step}; in {file}, its card in {folder / CARD}")

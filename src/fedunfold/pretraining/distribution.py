@@ -15,6 +15,7 @@ from fedunfold.core.settings import Count, Natural, Positive, Settings, Share
 from fedunfold.data.sources import load_digits
 from fedunfold.pretraining.mixtures import Mixture
 from fedunfold.pretraining.pictures import Pictures
+from fedunfold.pretraining.tempered_loss import TemperedLoss
 
 
 class Distribution(Settings):
@@ -32,6 +33,8 @@ class Distribution(Settings):
         step: η in units of 4/mean ‖x‖², where local training of a linear model is about to become unstable.
         digits: The part of federations that hold handwritten digits.
         pictures: The part that hold generated pictures; the others hold mixtures.
+        tables: The part of mixtures whose features are as unlike as those of a table.
+        imbalanced: The part in which some classes are rarer than others at all clients together, as in the test data.
         sampled: The part in which only some clients take part in a round.
         flaky: The part in which clients are absent.
         uneven_epochs: The part in which clients train unequally long.
@@ -44,13 +47,15 @@ class Distribution(Settings):
     clients: tuple[Count, Count] = (3, 24)
     sampled_clients: tuple[Count, Count] = (20, 300)
     cohort: tuple[Count, Count] = (4, 20)
-    rounds: tuple[Count, Count] = (5, 50)
+    rounds: tuple[Count, Count] = (5, 100)
     samples: tuple[Count, Count] = (600, 6000)
-    features: tuple[Count, Count] = (8, 64)
-    classes: tuple[Count, Count] = (2, 24)
+    features: tuple[Count, Count] = (8, 128)
+    classes: tuple[Count, Count] = (2, 40)
     step: tuple[Positive, Positive] = (0.05, 2.0)
     digits: Share = 0.15
     pictures: Share = 0.3
+    tables: Share = 0.5
+    imbalanced: Share = 0.4
     sampled: Share = 0.3
     flaky: Share = 0.35
     uneven_epochs: Share = 0.4
@@ -127,7 +132,7 @@ class _Drawing:
         held_out = Environment.from_arrays(
             {"held-out": test},
             test,
-            classes=classes,
+            task=TemperedLoss(classes),
             model=hidden,
             rounds=1,
             batch_size=len(test[1]),  # one minibatch, so that its loss is that of the test
@@ -144,17 +149,18 @@ class _Drawing:
         kind = rng.random()
         if kind < of.digits:
             digits = load_digits()
-            labels = self._labels(clients, 10, total)
+            labels = self._labels(clients, np.full(10, 0.1), total)
             rows = [np.flatnonzero(digits.y_train == c) for c in range(10)]
             picked = [np.array([rng.choice(rows[c]) for c in own]) for own in labels]
             return [digits.x_train[own] for own in picked], labels, (digits.x_test, digits.y_test)
         classes = self._count(of.classes)
-        tested = np.tile(np.arange(classes), -(-1200 // classes))
+        prior = rng.dirichlet(np.full(classes, 2.0)) if rng.random() < of.imbalanced else np.full(classes, 1 / classes)
+        tested = np.repeat(np.arange(classes), np.maximum(1, np.rint(1200 * prior)).astype(int))
         if kind < of.digits + of.pictures:
-            pictures, labels = Pictures.draw(rng, classes), self._labels(clients, classes, total)
+            pictures, labels = Pictures.draw(rng, classes), self._labels(clients, prior, total)
             return [pictures.sample(rng, own) for own in labels], labels, (pictures.sample(rng, tested), tested)
-        mixture = Mixture.draw(rng, classes, self._count(of.features))
-        labels = self._labels(clients, classes, total)
+        mixture = Mixture.draw(rng, classes, self._count(of.features), bool(rng.random() < of.tables))
+        labels = self._labels(clients, prior, total)
         apart = rng.uniform(0.3, 2.0) if rng.random() < of.shifted else 0.0
         latent = mixture.mapping.shape[0]
         x = [mixture.sample(rng, own, rng.normal(0.0, apart, (latent,)) if apart else None) for own in labels]
@@ -170,13 +176,13 @@ class _Drawing:
             return x, self._rng.integers(classes, size=len(y))
         return self._rng.normal(x.mean(0), x.std(0) + 1e-6, x.shape).astype(np.float32), y
 
-    def _labels(self, clients: int, classes: int, total: int) -> list[NDArray[np.int64]]:
+    def _labels(self, clients: int, prior: NDArray[np.float64], total: int) -> list[NDArray[np.int64]]:
         """Which labels each client holds: skewed by a Dirichlet draw, by groups of classes, or not at all."""
-        rng = self._rng
+        rng, classes = self._rng, len(prior)
         sizes = rng.dirichlet(np.full(clients, 1e6)) if rng.random() < 0.4 else rng.lognormal(0, 1, clients)
         counts = np.maximum(6, np.rint(total * sizes / sizes.sum())).astype(int)
         kind = rng.choice(["dirichlet", "groups", "alike"], p=[0.4, 0.45, 0.15])
-        shares = np.full((clients, classes), 1 / classes)
+        shares = np.ones((clients, classes))
         if kind == "dirichlet":
             shares = rng.dirichlet(np.full(classes, self._log_uniform((0.05, 3.0))), clients)
         elif kind == "groups":  # most clients share the common classes, a few hold the others alone
@@ -188,7 +194,7 @@ class _Drawing:
             shares[holders] = 0
             for place, c in enumerate(rare):
                 shares[holders[place % len(holders)], c] = 1
-        shares = shares + 1e-12
+        shares = (shares + 1e-12) * prior
         shares = shares / shares.sum(1, keepdims=True)
         return [rng.choice(classes, size=n, p=p).astype(np.int64) for n, p in zip(counts, shares, strict=True)]
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, OuterLossResult, TrainRequest
-from fedunfold.core.parts import OUTER_LOSSES, ServerOptimizer
+from fedunfold.core.messages import ClientUpdates, Evaluation, OuterLossResult, TrainRequest
+from fedunfold.core.parts import ServerOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
@@ -21,6 +22,7 @@ from fedunfold.rules.rule import Decided, State, WeightingRule
 from fedunfold.rules.size import size
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding.adjoint import AdjointKind
+from fedunfold.unfolding.outer_loss import Final
 from fedunfold.unfolding.rule_gradient import rule_gradient
 
 RUN = "trial-0"
@@ -35,7 +37,7 @@ class MetaGradient:
     """What a federation says about φ.
 
     Attributes:
-        loss: Σ_t r_t F(w^(t)) / (T F(w^(0))), t = 1 … T, F the class-balanced loss on held-out data.
+        loss: Σ_t r_t (F(w^(t)) + …) / (T F(w^(0))), t = 1 … T, as `JudgedOnHeldOut` has it.
         fedavg_loss: The same of FedAvg.
         gradient: d log(FLOOR + loss)/dφ by name; None where the run or the gradient was not finite.
     """
@@ -60,27 +62,59 @@ class Gain:
     ranges: Tensor | None
 
 
-class JudgedOnHeldOut(SimulatedFederation):
-    """A federation whose outer loss in round t is r_t times that on data no client trains on.
+@dataclass(frozen=True)
+class HeldOutLoss(Final):
+    """The mean loss of held-out rows after every round (`tempered_loss`), classes as they occur, as in a test."""
 
-        r_t ∝ t^lateness, with the mean 1 over t = 1 … T
+    name: ClassVar[str] = "held-out"
+    every_round: ClassVar[bool] = True
+
+
+class JudgedOnHeldOut(SimulatedFederation):
+    """A federation whose outer loss is that on data no client trains on, where rounds worse than FedAvg's count more.
+    The loss of its tests is the same F.
+
+        r_t (F(w) + (c − 1) max(0, F(w) − F_t)),   r_t ∝ t^lateness, with the mean 1 over t = 1 … T
 
     Args:
         drawn: The federation.
+        fedavg: F_t, that of FedAvg after rounds 1 … T; without them no round counts more than r_t.
         lateness: How much more the models of later rounds count; 0: all alike.
+        caution: c ≥ 1, how much more what is lost against FedAvg counts.
         dtype: Of the models.
     """
 
-    def __init__(self, drawn: DrawnFederation, lateness: float = 0.0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        drawn: DrawnFederation,
+        fedavg: Sequence[float] = (),
+        lateness: float = 0.0,
+        caution: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(drawn.environment, dtype=dtype)
         self.held_out = SimulatedFederation(drawn.held_out, dtype=dtype)
         raised = np.arange(drawn.environment.rounds + 1) ** lateness
-        self.coefficients: list[float] = (raised / raised[1:].mean()).tolist()
+        self._coefficients: list[float] = (raised / raised[1:].mean()).tolist()
+        self._fedavg, self._caution = [math.inf, *(fedavg or [math.inf] * drawn.environment.rounds)], caution
+
+    @property
+    def fedavg_loss(self) -> float:
+        """Σ_t r_t F_t, what FedAvg comes to by the same loss."""
+        return sum(r * loss for r, loss in zip(self._coefficients[1:], self._fedavg[1:], strict=True))
+
+    def evaluate(self, models: Sequence[Tensor]) -> list[Evaluation]:
+        judged = zip(super().evaluate(models), self.held_out.evaluate(models), strict=True)
+        return [replace(test, loss=held_out.loss) for test, held_out in judged]
 
     def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
         found = zip(self.held_out.outer_loss(requests), requests, strict=True)
-        counted = ((met, self.coefficients[request.round]) for met, request in found)
-        return [OuterLossResult(r * met.loss, r * met.gradient) for met, r in counted]
+        return [self._counted(met, request.round) for met, request in found]
+
+    def _counted(self, met: OuterLossResult, t: int) -> OuterLossResult:
+        r, lost = self._coefficients[t], max(0.0, met.loss - self._fedavg[t])
+        slope = r * (self._caution if lost else 1.0)
+        return OuterLossResult(r * (met.loss + (self._caution - 1) * lost), slope * met.gradient)
 
 
 def meta_gradient(
@@ -91,24 +125,24 @@ def meta_gradient(
     server: ServerOptimizer,
     family: Family = "network",
     lateness: float = 0.0,
+    caution: float = 1.0,
 ) -> MetaGradient:
     """Draw federation `number` and differentiate its loss through all rounds in φ."""
     drawn = distribution.draw(number)
-    federation = JudgedOnHeldOut(drawn, lateness)
     rounds, algorithm = drawn.environment.rounds, Algorithm(server=server, absent=drawn.absent)
-    outer = OUTER_LOSSES.make("every-round")
-    first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
-    scale = 1 / (rounds * federation.held_out.outer_loss([first])[0].loss)
+    outer = HeldOutLoss()
     try:
-        tests = _fedavg(drawn, federation).evaluations
-        fedavg = scale * sum(r * test.loss for r, test in zip(federation.coefficients[1:], tests, strict=True))
+        fedavg = [test.loss for test in _fedavg(drawn, JudgedOnHeldOut(drawn)).evaluations]
+        federation = JudgedOnHeldOut(drawn, fedavg, lateness, caution)
         found = rule_gradient(federation, _rule(drawn, params, family), rounds, algorithm, outer, adjoint, RUN)
     except DivergenceError:  # an unlucky draw: a learning rate that no server can cope with
         return MetaGradient(math.nan, math.nan, None)
+    first = algorithm.request(RUN, rounds, federation.initial_model(RUN), outer=outer)
+    scale = 1 / (rounds * federation.held_out.outer_loss([first])[0].loss)
     loss = scale * found.loss
     gradient = {name: scale / (FLOOR + loss) * slope for name, slope in found.gradient.items()}
     finite = all(bool(slope.isfinite().all()) for slope in gradient.values())
-    return MetaGradient(loss, fedavg, gradient if finite else None)
+    return MetaGradient(loss, scale * federation.fedavg_loss, gradient if finite else None)
 
 
 def validate(

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.parts import SERVER_OPTIMIZERS
-from fedunfold.pretraining.learner import MARGIN, Pretraining, Progress
+from fedunfold.pretraining.learner import GAINS, MARGIN, Pretraining, Progress
 from fedunfold.rules.parametric import ParametricRule
 from fedunfold.version import VERSION
 
@@ -52,9 +52,10 @@ def card(settings: Pretraining, progress: Progress) -> str:
         ("mean gain, last rounds", f"{chosen.mean:+.2f}"),
         ("mean gain, worst tenth of the federations", f"{chosen.worst:+.2f}"),
         ("mean gain over all rounds", f"{chosen.path:+.2f}"),
+        ("mean gain over all rounds, worst tenth of the federations by it", f"{chosen.worst_path:+.2f}"),
         ("federations with a gain (%; within 0.25 points counts half)", f"{100 * chosen.wins:.1f}"),
     ]
-    path = [(made.step, *(f"{v:+.2f}" for v in (made.mean, made.worst, made.path))) for made in progress.validations]
+    path = [(made.step, *(f"{v:+.2f}" for v in made.gains)) for made in progress.validations]
     ends = zip(features, *rule.ranges.tolist(), strict=True)
     ranges = [(name, of, f"{low:.3g}", f"{high:.3g}") for (of, name), low, high in ends]
     return f"""# {rule.name}
@@ -76,7 +77,7 @@ the rule diverges its score is 0; those where FedAvg does are left out. The rule
 step {chosen.step} of {len(progress.losses)}, so they flatter it a little.
 
 {_table(("on the federations drawn apart", "value"), measured)}
-{_table(("after step", "mean gain", "worst tenth", "all rounds"), path)}
+{_table(("after step", *GAINS), path)}
 ## What it reads
 
 Each feature with the range in which the rule decides freely: what was met in validation, and {100 * MARGIN:.0f} % of

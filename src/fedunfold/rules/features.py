@@ -23,12 +23,16 @@ number of clients as such:
 | last_spread  | log(Σ_k Θ_k ‖m_k‖² / ‖ū‖²)         | norms      |
 | last_turn    | cos(ū, ū')                         | aggregates |
 | last_growth  | log(‖ū‖ / ‖ū'‖)                    | aggregates |
+| last_step    | log s of the round before          | counts     |
+| unevenness   | log(n ‖ū‖² / ‖ū‖₁²), ū_i ≠ 0: n    | counts     |
 | progress     | t/T, or −1 where T is not known    | counts     |
 | age          | log(1 + t)                         | counts     |
 | clients      | log of how many enter              | counts     |
 | effort       | log of the mean number of steps    | counts     |
 
-Counts and the aggregates of rounds that are over are known to every server. Norms are a number that each client
+By its last step size a rule can make the next one longer or shorter than that.
+Unevenness is 0 where all coordinates that move at all move equally far. Counts and the aggregate of the round before
+are known to every server, earlier ones are where they are kept. Norms are a number that each client
 reports, a projection is its inner product with ū: a server of secure sums can have both. Products of all pairs need
 the updates themselves. Redundancy is small for a client whose data nobody shares, and needs no label counts. A number
 that is not known counts as 0, the mean of a feature of clients, and no mean includes it.
@@ -39,15 +43,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
-from fedunfold.rules.measurements import Measurements
+from fedunfold.rules.measurements import Measurements, Numbers
 
 Need = Literal["norms", "projection", "aggregates", "products"]
-Value = TypeVar("Value", Tensor, float)
+Value = TypeVar("Value", Numbers, float)
 LARGEST = 6.0
 """No feature is larger: e^6 = 400 is far for a ratio."""
 
@@ -92,22 +97,23 @@ class RoundFeatures:
         return replace(self, of_clients=bounded[0], of_round=bounded[1])
 
 
-def _agreement(round_: Measurements) -> Tensor:
+def _agreement(round_: Measurements) -> Numbers:
     return _ratio(round_.to_mean, round_.norms * round_.mean_norm)
 
 
-def _redundancy(round_: Measurements) -> Tensor:
-    safe = round_.norms.clamp(min=1e-30)
-    cosines = (round_.products / safe / safe[:, None]).clamp(0, 1)
-    return (cosines @ round_.shares).clamp(min=1e-6).log()
+def _redundancy(round_: Measurements) -> Numbers:
+    safe = round_.norms.clip(min=1e-30)
+    cosines = (round_.products / safe / safe[:, None]).clip(0, 1)
+    found: Numbers = np.log((cosines @ round_.shares).clip(min=1e-6))
+    return found
 
 
-def _persistence(round_: Measurements) -> Tensor:
-    return _ratio(round_.along.nan_to_num(0.0), round_.norms * round_.previous_norm)
+def _persistence(round_: Measurements) -> Numbers:
+    return _ratio(np.nan_to_num(round_.along), round_.norms * round_.previous_norm)
 
 
 def _spread(round_: Measurements) -> float:
-    return _log_ratio(float(round_.shares @ round_.norms.square()), round_.mean_square)
+    return _log_ratio(float(round_.shares @ np.square(round_.norms)), round_.mean_square)
 
 
 def _turn(round_: Measurements) -> float:
@@ -116,6 +122,10 @@ def _turn(round_: Measurements) -> float:
 
 def _growth(round_: Measurements) -> float:
     return 0.0 if round_.previous is None else _log_ratio(round_.mean_norm, round_.known.get("norm", 0.0))
+
+
+def _last_step(round_: Measurements) -> float:
+    return float(round_.known.get("log_step", 0.0))
 
 
 def _last_spread(round_: Measurements) -> float:
@@ -132,6 +142,13 @@ def _last_growth(round_: Measurements) -> float:
     return 0.0 if round_.before is None else _log_ratio(round_.previous_norm, float(round_.before.norm()))
 
 
+def _unevenness(round_: Measurements) -> float:
+    if round_.previous is None:
+        return 0.0
+    moved, length = int(round_.previous.count_nonzero()), float(round_.previous.abs().sum())
+    return _log_ratio(moved * round_.previous_norm**2, length**2)
+
+
 def _progress(round_: Measurements) -> float:
     return -1.0 if round_.horizon is None else min(1.0, round_.report.round / round_.horizon)
 
@@ -142,33 +159,38 @@ def _effort(round_: Measurements) -> float:
 
 
 _PRODUCTS = frozenset[Need]({"products"})
-OF_CLIENTS: dict[str, Feature[Tensor]] = {
+OF_CLIENTS: dict[str, Feature[Numbers]] = {
     "size": Feature(lambda round_: _relative(round_.sizes)),
     "steps": Feature(lambda round_: _relative(round_.past[:, 2])),
-    "norm": Feature(lambda round_: _relative(round_.norms.square()) / 2, frozenset({"norms"})),
+    "norm": Feature(lambda round_: _relative(np.square(round_.norms)) / 2, frozenset({"norms"})),
     "agreement": Feature(_agreement, _PRODUCTS),
     "redundancy": Feature(_redundancy, _PRODUCTS),
     "persistence": Feature(_persistence, frozenset({"norms", "projection"})),
     "presences": Feature(lambda round_: _relative(1 + round_.past[:, 0])),
-    "staleness": Feature(lambda round_: torch.log1p(round_.report.round - round_.past[:, 1])),
+    "staleness": Feature(lambda round_: np.log1p(round_.report.round - round_.past[:, 1])),
 }
 OF_ROUND: dict[str, Feature[float]] = {
     "spread": Feature(_spread, _PRODUCTS),
     "turn": Feature(_turn, frozenset({"products", "projection"})),
     "growth": Feature(_growth, _PRODUCTS),
+    "last_step": Feature(_last_step),
     "last_spread": Feature(_last_spread, frozenset({"norms"})),
     "last_turn": Feature(_last_turn, frozenset({"aggregates"})),
     "last_growth": Feature(_last_growth, frozenset({"aggregates"})),
+    "unevenness": Feature(_unevenness),
     "progress": Feature(_progress),
     "age": Feature(lambda round_: math.log1p(round_.report.round)),
     "clients": Feature(lambda round_: math.log(max(1, len(round_.clients)))),
     "effort": Feature(_effort),
 }
 CLIENT_FEATURES = ("size", "steps", "norm", "agreement", "redundancy", "persistence", "presences", "staleness")
-ROUND_FEATURES = ("spread", "turn", "growth", "progress", "age", "clients", "effort")
+ROUND_FEATURES = ("spread", "turn", "growth", "last_step", "unevenness", "progress", "age", "clients", "effort")
 """What a rule reads that sees single updates."""
 PRIVATE_CLIENT_FEATURES = ("size", "steps", "norm", "persistence", "presences", "staleness")
-PRIVATE_ROUND_FEATURES = ("last_spread", "last_turn", "last_growth", "progress", "age", "clients", "effort")
+PRIVATE_ROUND_FEATURES = (
+    *("last_spread", "last_turn", "last_growth", "last_step", "unevenness"),
+    *("progress", "age", "clients", "effort"),
+)
 """What a rule reads that works with secure sums: single numbers of clients, and aggregates."""
 
 
@@ -206,7 +228,7 @@ def read_features(
     """
     round_ = Measurements(report, state or {}, horizon)
     needs = needs_of(client_features, round_features)
-    of_clients = torch.stack([OF_CLIENTS[name].read(round_) for name in client_features], 1)
+    of_clients = np.stack([OF_CLIENTS[name].read(round_) for name in client_features], 1)
     of_round = torch.tensor([OF_ROUND[name].read(round_) for name in round_features], dtype=torch.float64)
     after: dict[str, Any] = {"seen": round_.seen}
     if "products" in needs:
@@ -215,19 +237,20 @@ def read_features(
             after["sketches"] = vars(round_.sketches)
     if "aggregates" in needs and round_.previous is not None:
         after["before"] = round_.previous
-    squares = round_.norms.square() if "last_spread" in round_features else None
-    return RoundFeatures(round_.clients, round_.shares, of_clients, of_round, after, squares)
+    squares = torch.from_numpy(np.square(round_.norms)) if "last_spread" in round_features else None
+    shares = torch.from_numpy(round_.shares)
+    return RoundFeatures(round_.clients, shares, torch.from_numpy(of_clients), of_round, after, squares)
 
 
-def _relative(values: Tensor) -> Tensor:
+def _relative(values: Numbers) -> Numbers:
     """log(x / mean x) with the mean of those that are known, 0 where x is not."""
     known = values > 0
-    mean = values[known].mean() if bool(known.any()) else values.new_ones(())
-    return torch.where(known, values / mean, 1.0).log()
+    mean = values[known].mean() if known.any() else 1.0
+    return np.log(np.where(known, values / mean, 1.0))
 
 
-def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 1e-30, above / below.clamp(min=1e-30), 0.0).clamp(-1, 1)
+def _ratio(above: Numbers, below: Numbers) -> Numbers:
+    return np.where(below > 1e-30, above / below.clip(min=1e-30), 0.0).clip(-1, 1)
 
 
 def _cosine(above: float, below: float) -> float:

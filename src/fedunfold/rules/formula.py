@@ -5,7 +5,7 @@
 
 z = log x are the features (`features`), and x the ratios they are logarithms of: size N_k/mean N, redundancy
 Σ_j p_j max(0, cos(m_k, m_j)), spread Σ_k p_k ‖m_k‖²/‖Σ_k p_k m_k‖², and so on. A power beyond e^±4 of a client, or s
-beyond e^±2, counts as these.
+beyond 10 or 1/10, counts as these.
 """
 
 import math
@@ -58,25 +58,26 @@ class FormulaRule(ParametricRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [f"weight.{name}" for name in self.client_features] + [f"step.{name}" for name in self.round_features]
-        if wrong := sorted(set(self.params) ^ {*names, "step", "momentum", "trust"}):
-            raise InputError(
-                f"a formula needs exactly the numbers {', '.join(names)}, step, momentum, trust; see '{wrong[0]}'."
-            )
+        names = list(self.shapes(0, self.client_features, self.round_features))
+        if wrong := sorted(set(self.params) ^ set(names)):
+            raise InputError(f"a formula needs exactly the numbers {', '.join(names)}; see '{wrong[0]}'.")
         if unknown := [name for name in (*self.client_features, *self.round_features) if name not in RATIOS]:
             raise InputError(f"a formula has no power of '{unknown[0]}'; choose among {', '.join(RATIOS)}.")
 
     @classmethod
     def initial(cls, width: int = 0, seed: int = 0) -> Self:
         """As it is before pre-training: FedAvg, with a little momentum. Nothing in it is drawn, or wide."""
-        names = [f"weight.{name}" for name in CLIENT_EXPONENTS] + [f"step.{name}" for name in ROUND_EXPONENTS]
-        params = {name: torch.zeros((), dtype=torch.float64) for name in (*names, "step")}
-        return cls(params | {name: torch.tensor(SMALL, dtype=torch.float64) for name in ("momentum", "trust")})
+        names = cls.shapes(0, CLIENT_EXPONENTS, ROUND_EXPONENTS)
+        start = {name: SMALL if name in ("momentum", "trust") else 0.0 for name in names}
+        return cls({name: torch.tensor(value, dtype=torch.float64) for name, value in start.items()})
 
     @classmethod
-    def shapes(cls, width: int = 0) -> dict[str, tuple[int, ...]]:
-        """Those of φ, by name: numbers."""
-        return dict.fromkeys(cls.initial().params, ())
+    def shapes(
+        cls, width: int, client_features: Sequence[str], round_features: Sequence[str]
+    ) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name, of a formula with these features: numbers."""
+        names = [f"weight.{name}" for name in client_features] + [f"step.{name}" for name in round_features]
+        return dict.fromkeys([*names, "step", "momentum", "trust"], ())
 
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The score [n], log s, β and a."""
@@ -145,9 +146,9 @@ class FormulaText(Settings):
             if rule.ranges is None
             else {name: (_rounded(low), _rounded(high)) for name, (low, high) in zip(names, rule.ranges.T, strict=True)}
         )
-        shares = [_rounded(bounded_share(rule.params[name])) for name in ("momentum", "trust")]
+        momentum, trust = (bounded_share(rule.params[name]) for name in ("momentum", "trust"))
         size = _rounded(rule.params["step"].exp())
-        return cls(momentum=MOMENTUM * shares[0], trust=shares[1], step_size=size, ranges=ranges, **both)
+        return cls(momentum=_rounded(MOMENTUM * momentum), trust=_rounded(trust), step_size=size, ranges=ranges, **both)
 
     def rule(self) -> FormulaRule:
         """The rule it says."""

@@ -1,15 +1,23 @@
-"""What can be measured of a round, each number computed when the first feature asks for it."""
+"""What can be measured of a round, each number computed when the first feature asks for it.
+
+Numbers of clients are NumPy arrays: a round has dozens of operations on a few of them, and torch takes microseconds for
+each.
+"""
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules.sketch import Sketches, few_enough, sketches_of
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,14 +42,16 @@ class Measurements:
         return self.report.entering.clients.cpu()
 
     @cached_property
-    def sizes(self) -> Tensor:
+    def sizes(self) -> Numbers:
         """N_k, [n]."""
-        return self.report.num_examples.cpu().double()[self.clients]
+        found: Numbers = _numbers(self.report.num_examples)[self.clients.numpy()]
+        return found
 
     @cached_property
-    def shares(self) -> Tensor:
+    def shares(self) -> Numbers:
         """p_k = N_k/ΣN, [n]."""
-        return self.sizes / self.sizes.sum()
+        found: Numbers = self.sizes / self.sizes.sum()
+        return found
 
     @cached_property
     def seen(self) -> dict[str, list[float]]:
@@ -51,25 +61,28 @@ class Measurements:
         found: dict[str, list[float]] = dict(self.known.get("seen", {}))
         steps, norm = report.num_steps.tolist(), report.metrics.norm
         norms = [math.nan] * len(steps) if norm is None else norm.tolist()
-        for k in torch.nonzero(report.participated.cpu()).flatten().tolist():
-            name = report.client_ids[k]
-            reported = [] if math.isnan(norms[k]) else [norms[k]]
-            found[name] = [found.get(name, [0.0])[0] + 1.0, t, float(steps[k]), *reported]
+        for k, participated in enumerate(report.participated.tolist()):
+            if participated:
+                name = report.client_ids[k]
+                reported = [] if math.isnan(norms[k]) else [norms[k]]
+                found[name] = [found.get(name, [0.0])[0] + 1.0, t, float(steps[k]), *reported]
         return found
 
     @cached_property
-    def past(self) -> Tensor:
+    def past(self) -> Numbers:
         """Of each client rounds seen, last round, steps then and norm then, 0 where it is not known, [n, 4]."""
         unseen = [0.0, float(self.report.round), 0.0]
         found = [self.seen.get(self.report.client_ids[k], unseen) for k in self.clients.tolist()]
-        return torch.tensor([(*own, 0.0)[:4] for own in found], dtype=torch.float64).reshape(-1, 4)
+        return np.array([(*own, 0.0)[:4] for own in found]).reshape(-1, 4)
 
     # --- updates -----------------------------------------------------------------------------------------
 
     @cached_property
-    def norms(self) -> Tensor:
+    def norms(self) -> Numbers:
         """‖m_k‖, [n], as clients reported them, or of their updates."""
-        return self.past[:, 3] if self.report.metrics.norm is not None else self.products.diagonal().clamp(min=0).sqrt()
+        reported = self.report.metrics.norm is not None
+        found: Numbers = self.past[:, 3] if reported else np.sqrt(self.products.diagonal().clip(min=0))
+        return found
 
     @cached_property
     def sketches(self) -> Sketches | None:
@@ -80,15 +93,15 @@ class Measurements:
         return sketches_of(self.report, None if known is None else Sketches(**known))
 
     @cached_property
-    def products(self) -> Tensor:
+    def products(self) -> Numbers:
         """⟨m_j, m_k⟩, [n, n]; only these leave the device."""
         if self.sketches is not None:
-            return self.sketches.products()
+            return self.sketches.products.numpy()
         rows = self.report.layout.params(self.report.entering.rows)
-        return (rows @ rows.T).cpu().double()
+        return _numbers(rows @ rows.T)
 
     @cached_property
-    def to_mean(self) -> Tensor:
+    def to_mean(self) -> Numbers:
         """⟨m_k, m̄⟩, [n]."""
         return self.products @ self.shares
 
@@ -116,16 +129,21 @@ class Measurements:
         return 0.0 if self.previous is None else float(self.previous.norm())
 
     @cached_property
-    def along(self) -> Tensor:
+    def along(self) -> Numbers:
         """⟨m_k, ū⟩, [n], where there are sketches about; NaN of a client that does not say."""
         if self.previous is None:
-            return torch.zeros(len(self.clients), dtype=torch.float64)
+            return np.zeros(len(self.clients))
         if self.report.metrics.norm is None and self.sketches is not None:
-            return self.sketches.inner_products(self.report.layout.params(self.previous))
-        return self.report.entering.inner_products(self.previous).cpu().double()
+            return _numbers(self.sketches.inner_products(self.report.layout.params(self.previous)))
+        return _numbers(self.report.entering.inner_products(self.previous))
 
     @property
     def before(self) -> Tensor | None:
         """ū as it was in the round before, [d]; what was read from a checkpoint is moved to where ū is."""
         found: Tensor | None = self.known.get("before")
         return found if found is None or self.previous is None else found.to(self.previous.device)
+
+
+def _numbers(values: Tensor) -> Numbers:
+    found: Numbers = values.numpy(force=True).astype(np.float64)
+    return found

@@ -2,7 +2,7 @@
 decide.
 
     Θ_k ∝ p_k · exp(score_k)                             over the clients that enter the round, |score_k| ≤ 4
-    u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [e^−2, e^2],   β ∈ [0, 0.9]
+    u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [0.1, 10],   β ∈ [0, 0.9]
     w_{t+1} = w_t + (1 − a) u_t + a (server(w_t, u_t) − w_t)             a ∈ [0, 1]
 
 How score, s, β and a follow from what was read (`features`) is what the kinds of rules differ in. Where the score,
@@ -15,9 +15,9 @@ multiplied by exp(−e_k), and log s, β and a by exp(−e).
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.parts import RoundDecision
-from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures, needs_of, read_features
+from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, Need, RoundFeatures, needs_of, read_features
 from fedunfold.rules.ranges import Notes, excess, noted, remark
 from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
 
-LOG_STEP = 2.0
-"""s lies between e^−2 and e^2."""
+LOG_STEP = math.log(10)
+"""s lies between 1/10 and 10. Longer steps help most federations with sampled clients, but in some of them they silence
+all units of a layer for good, and a rule cannot learn to keep from that: from there no gradient leads back."""
 MOMENTUM = 0.9
 SCORE = 4.0
 """A client's weight changes by at most e^±4 against its share of the samples."""
@@ -64,15 +65,17 @@ class ParametricRule(ABC):
         required_metrics: What clients have to report for it: the norms of updates that it cannot measure itself.
     """
 
-    params: Mapping[str, Tensor]
+    params: Mapping[str, Tensor] = field(repr=False)
     horizon: int | None = None
-    ranges: Tensor | None = None
+    ranges: Tensor | None = field(default=None, repr=False)
     name: str = "fedunfold"
     algorithm: Algorithm | None = None
     description: str = ""
     client_features: tuple[str, ...] = CLIENT_FEATURES
     round_features: tuple[str, ...] = ROUND_FEATURES
     required_metrics: frozenset[Metric] = field(init=False, repr=False)
+    unknown: ClassVar[frozenset[Need]] = frozenset()
+    """What nobody knows where a rule of this kind is used, so that it reads nothing that needs it."""
 
     def __post_init__(self) -> None:
         needs = needs_of(self.client_features, self.round_features)
@@ -90,8 +93,10 @@ class ParametricRule(ABC):
 
     @classmethod
     @abstractmethod
-    def shapes(cls, width: int) -> dict[str, tuple[int, ...]]:
-        """Those of φ, by name."""
+    def shapes(
+        cls, width: int, client_features: Sequence[str], round_features: Sequence[str]
+    ) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name, of a rule that reads these features."""
 
     @abstractmethod
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -156,6 +161,8 @@ class ParametricRule(ABC):
         state = found.state
         if found.squares is not None:
             state = state | {"square": float(weights[found.clients] @ found.squares)}
+        if "last_step" in self.round_features:
+            state = state | {"log_step": float((decided.step / (1 - decided.momentum)).detach().log())}
         numbers = (float(number.detach()) for number in (decided.step, decided.momentum, decided.trust))
         return RoundDecision(weights, *numbers), state
 

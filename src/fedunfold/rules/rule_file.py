@@ -17,6 +17,7 @@ from fedunfold.io.checkpoint import NO_CHECKSUM, DamagedError, embed_checksum, v
 from fedunfold.io.limits import RULE_BYTES, LimitError
 from fedunfold.io.safetensors import UNREADABLE, read_tensors
 from fedunfold.rules.families import FAMILIES, Family
+from fedunfold.rules.features import OF_CLIENTS, OF_ROUND, needs_of
 from fedunfold.rules.parametric import ParametricRule
 from fedunfold.version import VERSION
 
@@ -121,7 +122,15 @@ def load_rule(path: str | Path) -> ParametricRule:
         ) from error
     _check(header, params, ranges, path)
     of = FAMILIES[header.kind]
-    return of(params, ranges=ranges, name=header.name, algorithm=algorithm, description=header.description)
+    return of(
+        params,
+        ranges=ranges,
+        name=header.name,
+        algorithm=algorithm,
+        description=header.description,
+        client_features=header.client_features,
+        round_features=header.round_features,
+    )
 
 
 def is_rule_file(path: Path) -> bool:
@@ -139,21 +148,22 @@ class _OtherFormatError(Exception):
 
 def _check(header: Header, params: dict[str, Tensor], ranges: Tensor, path: Path) -> None:
     family = FAMILIES[header.kind]
-    known = family.client_features, family.round_features
     read = header.client_features, header.round_features
-    if read != known:
-        unknown = [name for own, names in zip(read, known, strict=True) for name in own if name not in names]
-        about = f"the feature '{unknown[0]}'" if unknown else "other features"
-        raise InputError(
-            f"rule file {path} reads {about}, which this version ({VERSION}) does not compute; use the version of "
-            f"fedunfold that wrote it ({header.version})."
-        )
+    for names, known in zip(read, (set(OF_CLIENTS), set(OF_ROUND)), strict=True):
+        if unknown := [name for name in names if name not in known]:
+            raise InputError(
+                f"rule file {path} reads the feature '{unknown[0]}', which this version ({VERSION}) does not compute; "
+                f"use the version of fedunfold that wrote it ({header.version})."
+            )
+    if not all(read) or needs_of(*read) & family.unknown:
+        raise InputError(f"rule file {path} is inconsistent: a rule of the kind '{header.kind}' reads other features.")
     if not header.name.isprintable():
         raise InputError(f"rule file {path} is inconsistent: its name is {header.name!r}.")
-    expected = family.shapes(max((value.shape[0] if value.dim() else 0 for value in params.values()), default=0))
+    width = max((value.shape[0] if value.dim() else 0 for value in params.values()), default=0)
+    expected = family.shapes(width, *read)
     if {name: tuple(value.shape) for name, value in params.items()} != expected:
         raise InputError(f"rule file {path} is inconsistent: its parameters have other names or shapes than a rule's.")
-    if ranges.shape != (2, len(known[0]) + len(known[1])) or bool((ranges[0] > ranges[1]).any()):
+    if ranges.shape != (2, len(read[0]) + len(read[1])) or bool((ranges[0] > ranges[1]).any()):
         raise InputError(f"rule file {path} is inconsistent: its ranges are not one for each feature.")
     if not all(bool(value.isfinite().all()) for value in (*params.values(), ranges)):
         raise InputError(f"rule file {path} is inconsistent: it has numbers that are not finite.")

@@ -24,18 +24,12 @@ class Sketches:
     Attributes:
         client_ids: Whose, n of them.
         rows: S m_k, [n, q].
-        norms: ‖m_k‖, exact, [n].
+        products: About ⟨m_j, m_k⟩, [n, n], with exact ‖m_k‖² on the diagonal.
     """
 
     client_ids: list[str]
     rows: Tensor
-    norms: Tensor
-
-    def products(self) -> Tensor:
-        """About ⟨m_j, m_k⟩, [n, n], with exact ‖m_k‖² on the diagonal."""
-        gram = (self.rows @ self.rows.T).cpu().double()
-        gram.diagonal().copy_(self.norms.square())
-        return gram
+    products: Tensor
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """About ⟨v, m_k⟩, [n]."""
@@ -72,19 +66,31 @@ def _signs(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
-    """Sketches of all updates that enter a round; those of clients that sent none are known from the round before."""
+    """Sketches of all updates that enter a round; of clients that sent none, all is known from the round before."""
     entering, fresh, ids = report.entering, report.updates, report.client_ids
     wanted = [ids[k] for k in entering.clients.tolist()]
-    sent = [ids[k] for k in fresh.clients.tolist()]
-    before = known.client_ids if known is not None else []
-    if known is None or not set(wanted) <= {*sent, *before}:
-        rows = report.layout.params(entering.rows)
-        return Sketches(wanted, sketch(rows), _norms(entering, rows))
-    rows = report.layout.params(fresh.rows)
-    position = {name: i for i, name in enumerate([*before, *sent])}  # what was sent now counts
-    chosen = torch.tensor([position[name] for name in wanted], dtype=torch.long)
-    found = torch.cat([known.rows.to(rows.device), sketch(rows)])[chosen.to(rows.device)]
-    return Sketches(wanted, found, torch.cat([known.norms, _norms(fresh, rows)])[chosen])
+    sent = {ids[k]: i for i, k in enumerate(fresh.clients.tolist())}
+    before = {name: i for i, name in enumerate(known.client_ids)} if known is not None else {}
+    if known is None or not set(wanted) <= sent.keys() | before.keys():
+        sent, before, fresh = {name: i for i, name in enumerate(wanted)}, {}, entering
+        known = None
+    updates = report.layout.params(fresh.rows)
+    made, squares = sketch(updates), _norms(fresh, updates).square()
+    new = torch.tensor([i for i, name in enumerate(wanted) if name in sent], dtype=torch.long)
+    old = torch.tensor([i for i, name in enumerate(wanted) if name not in sent], dtype=torch.long)
+    chosen = torch.tensor([sent[wanted[i]] for i in new.tolist()], dtype=torch.long)
+    rows = made.new_empty(len(wanted), made.shape[1])
+    rows[new] = made[chosen]
+    products = torch.empty(len(wanted), len(wanted), dtype=torch.float64)
+    if known is not None:
+        kept = torch.tensor([before[wanted[i]] for i in old.tolist()], dtype=torch.long)
+        rows[old] = known.rows.to(rows.device)[kept]
+        products[old[:, None], old] = known.products[kept[:, None], kept]
+    across = (rows[new] @ rows.T).cpu().double()
+    products[new] = across
+    products[:, new] = across.T
+    products[new, new] = squares[chosen]
+    return Sketches(wanted, rows, products)
 
 
 def few_enough(report: ClientUpdates) -> bool:

@@ -1,14 +1,15 @@
 """A rule whose parameters φ are those of a small network (`parametric`).
 
     h_k = enc_φ(z_k, z),   h̄ = Σ_k p_k h_k                z_k, z: `features`
-    score_k = 4 tanh(score_φ(h_k, h̄)/4),   log s = 2 tanh(s_φ(h̄, z)/2),   β = 0.9 q(β_φ(h̄, z)),
+    score_k = 4 tanh(score_φ(h_k, h̄)/4),   log s = L tanh(s_φ(h̄, z)/L),  L = log 10,   β = 0.9 q(β_φ(h̄, z)),
     a = q(a_φ(h̄, z)),   q(x) = x²/(1 + x²)
 
 All layers are tanh layers. With φ's last layers at 0 it is FedAvg: Θ = p, s = 1, β = a = 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedunfold.rules.features import (
     PRIVATE_CLIENT_FEATURES,
     PRIVATE_ROUND_FEATURES,
     ROUND_FEATURES,
+    Need,
     RoundFeatures,
 )
 from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share, joined
@@ -67,15 +69,17 @@ class UnfoldedRule(ParametricRule):
         return cls(initial_parameters(width, seed, len(cls.client_features), len(cls.round_features)))
 
     @classmethod
-    def shapes(cls, width: int) -> dict[str, tuple[int, ...]]:
-        """Those of φ, by name."""
-        layers = layer_shapes(width, len(cls.client_features), len(cls.round_features))
+    def shapes(
+        cls, width: int, client_features: Sequence[str], round_features: Sequence[str]
+    ) -> dict[str, tuple[int, ...]]:
+        """Those of φ, by name, of a rule that reads these features."""
+        layers = layer_shapes(width, len(client_features), len(round_features))
         weights: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in layers.items()}
         return weights | {f"{name}.bias": shape[:1] for name, shape in layers.items()}
 
     def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The score [n], log s, β and a."""
-        h = self._layer("encoder.1", self._layer("encoder.0", joined(found)).tanh()).tanh()
+        h = self.encoded(found)
         mean = found.shares @ h
         score = self._layer("score.1", self._layer("score.0", torch.cat([h, mean.expand_as(h)], 1)).tanh())[:, 0]
         pooled = self._layer("step.0", torch.cat([mean, found.of_round])).tanh()
@@ -83,6 +87,10 @@ class UnfoldedRule(ParametricRule):
         step = LOG_STEP * (to_step / LOG_STEP).tanh()
         bounded = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
         return SCORE * (score / SCORE).tanh(), step, *bounded
+
+    def encoded(self, found: RoundFeatures) -> Tensor:
+        """h, [n, width]."""
+        return self._layer("encoder.1", self._layer("encoder.0", joined(found)).tanh()).tanh()
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
@@ -95,3 +103,4 @@ class PrivateRule(UnfoldedRule):
     name: str = "fedunfold-private"
     client_features: tuple[str, ...] = PRIVATE_CLIENT_FEATURES
     round_features: tuple[str, ...] = PRIVATE_ROUND_FEATURES
+    unknown: ClassVar[frozenset[Need]] = frozenset({"products"})

@@ -186,7 +186,7 @@ def test_a_rule_with_parameters_trains() -> None:
     direction = np.zeros_like(models[0])
     for t, (sent, decision, weights) in enumerate(zip(models, rule.decisions, strategy.weights, strict=True)):
         assert sum(weights.values()) == pytest.approx(1)
-        assert any(abs(weights[name] - n / sum(sizes.values())) > 0.01 for name, n in sizes.items())
+        assert any(abs(weights[name] - n / sum(sizes.values())) > 0.001 for name, n in sizes.items())
         assert decision.step != 1
         assert 0 < decision.momentum < 1
         mean = sum(weight * (replies[t][name] - sent) for name, weight in weights.items())
