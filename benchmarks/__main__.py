@@ -157,6 +157,20 @@ def feature_gradient(
     _present(found, feature_gradient_page(found), page, output)
 
 
+@app.command(epilog="Example: python -m benchmarks losses --page docs/results/rule/losses.md")
+def losses(
+    federations: Annotated[int, typer.Option("--federations", min=1, help="How many are drawn.")] = 96,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """Which loss agrees with the accuracy on which of two models is better."""
+    from benchmarks.loss_agreement import loss_agreement_page, measure_loss_agreement
+
+    with _progress() as log:
+        found = measure_loss_agreement(federations, log)
+    _present(found, loss_agreement_page(found), page, output)
+
+
 @app.command(epilog="Example: python -m benchmarks pretraining --page docs/results/rule/pretraining.md")
 def pretraining(
     variant: Annotated[

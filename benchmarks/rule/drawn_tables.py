@@ -137,11 +137,12 @@ def ablation(records: Sequence[Record]) -> Part:
             losses[method] = interval(values)
     ordered = sorted(losses, key=lambda method: -losses[method].mean)
     numbers = {method: losses[method].as_json() for method in ordered}
-    rows = [[f"over {method}" if method == "fedavg" else method, losses[method].text()] for method in ordered]
+    rows = [[method if method.startswith(RULE) else f"over {method}", losses[method].text()] for method in ordered]
     text = (
         f"On {len(view.environments)} federations of the distribution that the rule is learned on, others than those: "
         "how many points the complete rule is ahead of the rule that lacks something, with 95 % intervals. A feature "
-        f"that is lacking has its neutral value. `{COMPLETE}` is the rule's server with weights by size.\n\n"
+        f"that is lacking has its neutral value. `{COMPLETE}` is the rule's server with weights by size; `formula` and "
+        "`private` are the other rules that come with the package.\n\n"
         f"{table(['method', 'the complete rule is ahead by'], rows)}"
     )
     return Part("What each feature and each part of the decision brings", text, (), numbers)

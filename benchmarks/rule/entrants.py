@@ -12,13 +12,16 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.core.parts import RoundDecision
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
-from fedunfold.rules.parametric import Decided, joined
+from fedunfold.rules.formula import unfolded_formula
+from fedunfold.rules.parametric import Decided, ParametricRule, joined
 from fedunfold.rules.pretrained import pretrained
 from fedunfold.rules.rule import State, describe_rule
 from fedunfold.rules.unfolded import UnfoldedRule
 from fedunfold.training.methods import Method, changed, method
 
 RULE = "rule"
+FORMULA, PRIVATE = "formula", "private"
+"""Other rules that come with the package, to be set beside the one that is evaluated."""
 FEATURES = (*CLIENT_FEATURES, *ROUND_FEATURES)
 PARTS = ("weights", "s", "β", "a")
 """What a rule decides, in the order it is named in."""
@@ -42,13 +45,21 @@ def load_rule(name: str) -> tuple[UnfoldedRule, Algorithm]:
     return rule, rule.algorithm
 
 
+@cache
+def load_other(name: str) -> tuple[ParametricRule, Algorithm]:
+    """`FORMULA` or `PRIVATE`, and what it was learned for."""
+    rule = unfolded_formula() if name == FORMULA else pretrained(name)
+    assert isinstance(rule, ParametricRule) and rule.algorithm is not None
+    return rule, rule.algorithm
+
+
 @dataclass(frozen=True)
 class Entrant:
     """A method, in plain values.
 
     Attributes:
         label: What it is called in tables.
-        base: A method's name, or `RULE`.
+        base: A method's name, `RULE`, `FORMULA` or `PRIVATE`.
         server: Another server optimiser than the method's, described as `name:key=value,…`.
         absent: What becomes of absent clients; the rule brings its own.
         rule: The rule's file or name.
@@ -65,18 +76,25 @@ class Entrant:
     @property
     def setting(self) -> str:
         """What it is run with: a record with another one is of another method."""
-        if self.base != RULE:
+        if (loaded := self._loaded()) is None:
             return " ".join(filter(None, (self.base, self.server, self.absent)))
-        rule, algorithm = load_rule(self.rule)
+        rule, algorithm = loaded
         server = ",".join(f"{name}={value}" for name, value in algorithm.server.describe().items())
         return " ".join([str(describe_rule(rule)["parameters"])[:16], server, algorithm.absent, self.without]).strip()
 
     def method(self) -> Method:
         """It, ready to run; a rule is not told T yet."""
-        if self.base != RULE:
+        if (loaded := self._loaded()) is None:
             return changed(method(self.base), server=self.server, absent=self.absent)
-        rule, algorithm = load_rule(self.rule)
-        return Method(self.label, algorithm, Ablated.of(rule, self.without) if self.without else rule)
+        rule, algorithm = loaded
+        lacking = Ablated.of(rule, self.without) if self.without and isinstance(rule, UnfoldedRule) else rule
+        return Method(self.label, algorithm, lacking)
+
+    def _loaded(self) -> tuple[ParametricRule, Algorithm] | None:
+        """The rule with parameters, where the method is one."""
+        if self.base == RULE:
+            return load_rule(self.rule)
+        return load_other(self.base) if self.base in (FORMULA, PRIVATE) else None
 
 
 @dataclass(frozen=True, eq=False)

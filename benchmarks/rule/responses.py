@@ -17,9 +17,9 @@ from fedunfold.rules.unfolded import UnfoldedRule
 
 POINTS = 25
 CLIENTS = 10
+STYLES = 8
+"""Further lines are dashed, in colours that were used before."""
 FILE = "responses.json"
-STEP_FEATURES = ("spread", "progress")
-"""The features of the round that s is shown against."""
 FIGURES = {"weights": "weights-by-feature.png", "step": "step-by-feature.png"}
 
 
@@ -49,7 +49,7 @@ def responses(rule: UnfoldedRule, met: Mapping[str, Sequence[float]]) -> dict[st
         return weight, float(decided.step / (1 - decided.momentum))
 
     found: dict[str, Any] = {"weights": {}, "step": {}}
-    for name in (*CLIENT_FEATURES, *STEP_FEATURES):
+    for name in FEATURES:
         place = FEATURES.index(name)
         x = torch.linspace(met["low"][place], met["high"][place], POINTS, dtype=torch.float64).tolist()
         kind = "weights" if name in CLIENT_FEATURES else "step"
@@ -59,11 +59,14 @@ def responses(rule: UnfoldedRule, met: Mapping[str, Sequence[float]]) -> dict[st
 
 
 def features_met(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Means over the federations of the means, low and high ends that the rule's records hold."""
+    """The mean of each feature over the federations of the rule's records, and the ends of most of its values: the 5th
+    percentile of the low ends, the 95th of the high ones."""
     met = [record.about["features"] for record in records if record.method == RULE and "features" in record.about]
     if not met:
         return {}
-    return {end: torch.tensor([own[end] for own in met]).mean(0).tolist() for end in met[0]}
+    mean, low, high = (torch.tensor([own[end] for own in met]) for end in ("mean", "low", "high"))
+    ends = {"mean": mean.mean(0), "low": low.quantile(0.05, 0), "high": high.quantile(0.95, 0)}
+    return {name: values.tolist() for name, values in ends.items()}
 
 
 def save_responses(rule: UnfoldedRule, algorithm: Algorithm, records: Sequence[Record], out: Path) -> None:
@@ -83,19 +86,16 @@ def save_responses(rule: UnfoldedRule, algorithm: Algorithm, records: Sequence[R
 
 def draw(found: Mapping[str, Any], out: Path) -> None:
     """The two figures, as PNG in a folder."""
-    figure = ShownFigure(figsize=(7.5, 4.5), layout="constrained")
-    axes = _axes(figure.add_subplot(), "a client's feature, as part of its usual range", "log(Θ/p)")
-    for i, (name, points) in enumerate(found["weights"].items()):
-        low, high = points["x"][0], points["x"][-1]
-        part = [(value - low) / (high - low) if high > low else 0.5 for value in points["x"]]
-        axes.plot(part, points["y"], label=f"{name}  {low:.1f} … {high:.1f}", **line_style(i, POINTS))
-    axes.legend(frameon=False, fontsize=8, title="feature, from … to", loc="center left", bbox_to_anchor=(1, 0.5))
-    save(figure, out / FIGURES["weights"])
-    figure = ShownFigure(figsize=(7.5, 3.2), layout="constrained")
-    for i, (name, points) in enumerate(found["step"].items()):
-        axes = _axes(figure.add_subplot(1, len(found["step"]), i + 1), name, "s" if i == 0 else "")
-        axes.plot(points["x"], points["y"], **line_style(i, POINTS))
-    save(figure, out / FIGURES["step"])
+    for kind, what, label in (("weights", "a client's feature", "log(Θ/p)"), ("step", "a feature of the round", "s")):
+        figure = ShownFigure(figsize=(7.5, 4.5), layout="constrained")
+        axes = _axes(figure.add_subplot(), f"{what}, as part of its usual range", label)
+        for i, (name, points) in enumerate(found[kind].items()):
+            low, high = points["x"][0], points["x"][-1]
+            part = [(value - low) / (high - low) if high > low else 0.5 for value in points["x"]]
+            style = line_style(i, POINTS) | {"linestyle": "-" if i < STYLES else "--"}
+            axes.plot(part, points["y"], label=f"{name}  {low:.1f} … {high:.1f}", **style)
+        axes.legend(frameon=False, fontsize=8, title="feature, from … to", loc="center left", bbox_to_anchor=(1, 0.5))
+        save(figure, out / FIGURES[kind])
 
 
 def _axes(axes: Axes, x: str, y: str) -> Axes:

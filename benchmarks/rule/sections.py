@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from benchmarks.rule.entrants import FEATURES, PARTS, RULE, Entrant
+from benchmarks.rule.entrants import FEATURES, FORMULA, PARTS, PRIVATE, RULE, Entrant
 from benchmarks.rule.federations import BAD_DATA, BAD_KINDS, DIRICHLET
 from benchmarks.rule.records import Record
 from benchmarks.rule.runs import Job
@@ -58,7 +58,9 @@ class Section:
             return [fedavg, *settings]
         if self.name == "ablation":
             lacking = (*FEATURES, *PARTS, " ".join(PARTS))
-            return [fedavg, ours, *(replace(ours, label=f"{RULE} without {one}", without=one) for one in lacking)]
+            others = [Entrant(name, name) for name in (FORMULA, PRIVATE)]
+            blind = [replace(ours, label=f"{RULE} without {one}", without=one) for one in lacking]
+            return [fedavg, ours, *others, *blind]
         if self.name == "bad-clients":
             return [fedavg, ours]
         tuned = [Entrant(f"{base} (tuned)", base, server) for base, server in chosen.items()]

@@ -229,7 +229,7 @@ def test_sections_run_in_turn_and_make_the_page(rule: str, tmp_path: Path, monke
     monkeypatch.setattr(evaluation, "SECTIONS", small)
     monkeypatch.setattr(runs, "REPORT_SECONDS", 0.0)
     evaluate(rule, tmp_path, [], 1, Amounts(federations=1), said.append)
-    assert said[-1].startswith("ablation: 22 of 22 runs")
+    assert said[-1].startswith("ablation: 26 of 26 runs")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["sections"]) == {"tuning", "ablation"} and len(summary["rules"]) == 1
     page = (tmp_path / "README.md").read_text()
