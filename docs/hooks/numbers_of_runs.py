@@ -26,6 +26,7 @@ SUMMARY = ("fedavg", PRETRAINED, "duw-fedavg", "fedunfold-table", "fedavg-budget
 TITLES = {PRETRAINED: "**fedunfold**", "fedavg-budget": "fedavg, more rounds"}
 RULE = DOCS / "results" / "rule"
 PARTS = ("weights", "s", "β", "a")
+OTHERS = {"fedavg": "FedAvg", "formula": "the formula", "private": "the rule for secure sums"}
 DECISIONS = tuple(f"rule without {parts}" for parts in (*PARTS, " ".join(PARTS)))
 NOT_RUN = "Not measured yet: `python -m benchmarks rule --rule FILE --out docs/results/rule --only ablation`.\n"
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", re.DOTALL)
@@ -77,19 +78,31 @@ def remembering() -> str:
 
 def rule_features() -> str:
     """What a pre-trained rule loses without each thing that it sees."""
-    return _ahead({name: found for name, found in _ablation().items() if name not in ("fedavg", *DECISIONS)})
+    return _ahead({name: found for name, found in _ablation().items() if name not in (*OTHERS, *DECISIONS)})
 
 
 def rule_decisions() -> str:
-    """What it loses without parts of its decision, and what it gains over FedAvg."""
-    return _ahead({name: found for name, found in _ablation().items() if name in ("fedavg", *DECISIONS)})
+    """What it loses without parts of its decision."""
+    return _ahead({name: found for name, found in _ablation().items() if name in DECISIONS})
+
+
+def rule_others() -> str:
+    """What it gains over FedAvg and over the package's other rules."""
+    return _ahead({name: found for name, found in _ablation().items() if name in OTHERS}, "over")
+
+
+def formula() -> str:
+    """The formula that comes with the package."""
+    from fedunfold.rules.formula import unfolded_formula
+
+    return f"```text\n{unfolded_formula().readable()}\n```\n"
 
 
 def rule_figures() -> str:
     """The figures of what it decides, where they were drawn."""
     shown = {
         "weights-by-feature.png": "log(Θ/p) of one client against each of its features",
-        "step-by-feature.png": "s against spread and progress",
+        "step-by-feature.png": "s against each feature of the round",
     }
     made = [f"![{title}](results/rule/{name})\n" for name, title in shown.items() if (RULE / name).exists()]
     return "\n".join(made) or NOT_RUN
@@ -105,13 +118,13 @@ def _ablation() -> dict[str, list[float | None]]:
     return found
 
 
-def _ahead(found: dict[str, list[float | None]]) -> str:
+def _ahead(found: dict[str, list[float | None]], head: str = "without") -> str:
     if not found:
         return NOT_RUN
-    rows = [["without", "the complete rule is ahead by, in points", "95 % interval"], ["---", "---:", "---:"]]
+    rows = [[head, "the complete rule is ahead by, in points", "95 % interval"], ["---", "---:", "---:"]]
     for name, (mean, low, high) in found.items():
         bounds = "–" if low is None or high is None else f"{low:+.2f} to {high:+.2f}"
-        what = "the rule: FedAvg" if name == "fedavg" else " and ".join(name.removeprefix("rule without ").split())
+        what = OTHERS.get(name) or " and ".join(name.removeprefix("rule without ").split())
         rows.append([what, "–" if mean is None else f"{mean:+.2f}", bounds])
     return _markdown(rows)
 
@@ -126,6 +139,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "remembering": remembering,
     "rule_features": rule_features,
     "rule_decisions": rule_decisions,
+    "rule_others": rule_others,
+    "formula": formula,
     "rule_figures": rule_figures,
 }
 
