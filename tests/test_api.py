@@ -24,6 +24,17 @@ def test_every_name_runs(name: str) -> None:
     assert (table.methods[0].learned is not None) == name.startswith(("duw-", "fedunfold-table"))
 
 
+def test_weights_are_learned_as_a_method_has_it() -> None:
+    env = tiny(participation_probability=0.7)
+    (compared,) = fu.compare(env, ["fedunfold-table"], trials=1, learning=QUICK).methods
+    learned = fu.learn_weights(env, method="fedunfold-table", learning=QUICK)
+    assert compared.learned is not None
+    assert learned.algorithm == compared.learned.algorithm == fu.method("fedunfold-table").algorithm
+    assert torch.equal(learned.weights, compared.learned.weights)
+    other = fu.learn_weights(env, method="duw-fednova", algorithm=fu.Algorithm(fu.prox(0.3)), learning=QUICK)
+    assert other.algorithm.local == fu.prox(0.3)
+
+
 def test_trials_differ_and_methods_share_their_draws() -> None:
     table = fu.compare(tiny(), ["fedavg", fu.fixed([[0.35, 0.2, 0.45]] * 3)], trials=2)
     size, same = table.methods
@@ -112,7 +123,9 @@ def test_the_trained_module_comes_out() -> None:
         (lambda: fu.Method("m", fu.Algorithm(), fu.size), "no weighting rule"),  # type: ignore[arg-type]
         (lambda: fu.compare(tiny(), []), "at least one method"),
         (lambda: fu.compare(tiny(), ["fedavg"], trials=0), "at least 1 trial"),
-        (lambda: fu.run(tiny(), "duw-fedavg"), "needs learned weights"),
+        (lambda: fu.run(tiny(), "duw-fedavg"), "needs learned weights; learn_weights learns them"),
+        (lambda: fu.learn_weights(tiny(), method="fedavg"), "method 'fedavg' learns no weights"),
+        (lambda: fu.learn_weights(tiny(), method="duw"), "unknown method 'duw'"),
         (lambda: fu.run(tiny(), device="meta"), "unknown device 'meta'"),
     ],
 )

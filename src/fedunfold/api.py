@@ -32,6 +32,7 @@ from fedunfold.version import VERSION
 def learn_weights(
     env: Environment | str | Path,
     *,
+    method: Method | str | None = None,
     algorithm: Algorithm | None = None,
     learning: Learning | None = None,
     model: ModelFactory | None = None,
@@ -45,8 +46,10 @@ def learn_weights(
 
     Args:
         env: An environment, the name of a bundled one, or a TOML file.
-        algorithm: What the weights will be used with: local and server optimiser, treatment of absent clients.
-        learning: How they are learned.
+        method: One that learns weights, such as ``fedunfold-table`` or ``duw-fednova``: algorithm and learning in one.
+        algorithm: What the weights will be used with: local and server optimiser, treatment of absent clients; by
+            default the method's.
+        learning: How they are learned; by default as the method has it.
         model: A function that builds a classifier in place of the environment's own.
         fraction: The part of its data that every client learns weights with.
         device: ``cpu`` or ``cuda``.
@@ -66,17 +69,23 @@ def learn_weights(
     >>> learned.weights.shape
     torch.Size([10, 5])
     """
-    env, algorithm, learning = environment(env), algorithm or Algorithm(), learning or Learning()
+    env, chosen = (
+        environment(env),
+        Method(LearnedWeights.name, Algorithm(), None) if method is None else as_method(method),
+    )
+    if chosen.rule is not None:
+        raise InputError(f"method '{chosen.name}' learns no weights; choose one that does, such as fedunfold-table.")
+    algorithm, learning = algorithm or chosen.algorithm, learning or chosen.learning
     data = env.load().restricted(fraction, env.seed)
     federation = SimulatedFederation(env, data, model=model, device=device_of(device), dtype=dtype)
     check_learnable(algorithm)
     check_learning(learning)
-    method = Method(LearnedWeights.name, algorithm, None, learning)
+    chosen = Method(chosen.name, algorithm, None, learning)
     settings = {"algorithm": algorithm.describe(), "learning": asdict(learning), "fraction": fraction}
     with callback_scope(callback, described("learn", federation, dtype) | settings) as callbacks:
-        learned = _learn(federation, method, federation_digest(federation, model), callbacks, checkpoint)
+        learned = _learn(federation, chosen, federation_digest(federation, model), callbacks, checkpoint)
         last = {"iteration": len(learned.losses) - 1, "outer_loss": float(learned.losses[-1])}
-        callbacks.on_results([{"method": LearnedWeights.name, **last}])
+        callbacks.on_results([{"method": chosen.name, **last}])
     return learned
 
 
@@ -119,7 +128,9 @@ def run(
     """
     chosen = as_method(method)
     if chosen.rule is None:
-        raise InputError(f"method '{chosen.name}' needs learned weights; learn them first, or use compare.")
+        raise InputError(
+            f"method '{chosen.name}' needs learned weights; learn_weights learns them, and compare does so itself."
+        )
     federation = SimulatedFederation(environment(env), model=model, device=device_of(device), dtype=dtype)
     held = HeldOut.of(federation, model, dtype)
     digest = federation_digest(federation, model)

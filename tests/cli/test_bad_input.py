@@ -63,7 +63,7 @@ def test_unknown_environment_with_a_suggestion(fedunfold: Command) -> None:
         (("--local", "prox:mu=x"), ("'x' in 'prox:mu=x'",)),
         (("--local", "momentum:rho=1"), ("rho",)),
         (("--server", "adam:lr=0"), ("lr",)),
-        (("--aggregator", "mode"), ("aggregator 'mode'", "did you mean")),
+        (("--aggregator", "mode"), ("aggregator 'mode'", "choose one of mean")),
         (("--aggregator", "trimmed-mean:fraction=0.5"), ("between 0 and 0.5", "0.5")),
         (("--aggregator", "krum:num_byzantine=1"), ("at least 5 clients", "2")),
         (("--device", "cuda:99"), ("cuda:99",)),

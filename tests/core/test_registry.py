@@ -1,5 +1,6 @@
 """Named parts: this package's, other packages', and what is said about names and settings that do not fit."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
@@ -144,6 +145,19 @@ def test_descriptions_of_parts() -> None:
 def test_what_cannot_be_read_is_refused(cutlery: Registry[Any], text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         cutlery.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nova", "did you mean 'fednova'?"),
+        ("fedavgg", "did you mean 'fedavg'?"),
+        ("lookahead", "choose one of fedavg, fedprox"),
+    ],
+)
+def test_only_a_near_name_is_suggested(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=re.escape(hint)):
+        method(name)
 
 
 def test_what_cannot_be_made_is_refused(cutlery: Registry[Any]) -> None:

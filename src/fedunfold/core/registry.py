@@ -31,6 +31,8 @@ from typing import Any, Generic, TypeVar
 
 from fedunfold.core.errors import InputError
 
+NEAR = 0.7
+"""How alike two names are of which one may be a slip for the other: `nova` and `fednova` are, two methods are not."""
 Made = TypeVar("Made")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -106,9 +108,9 @@ class Registry(Generic[Made]):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line for a name nobody has, with the nearest one that exists."""
+    """One line for a name nobody has, with the one that exists where it is near enough to be meant."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}."
     return f"unknown {kind} '{name}'; {hint}"
 
