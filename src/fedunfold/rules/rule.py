@@ -81,11 +81,13 @@ class Rule:
         if not isinstance(decided, RoundDecision):
             return _checked_weights(decided, report, where), state
         within = 0 <= decided.momentum < 1 and 0 <= decided.trust <= 1
-        if not (0 <= decided.step < math.inf and within and 0 < decided.scale < math.inf):
+        if not (math.isfinite(decided.step) and decided.step >= 0 and within):
             raise InputError(
-                f"{where} must decide on a finite step >= 0, a momentum of at least 0 and below 1, a trust from 0 to 1 "
-                f"and a finite scale > 0, not {decided.step}, {decided.momentum}, {decided.trust} and {decided.scale}."
+                f"{where} must decide on a finite step >= 0, a momentum of at least 0 and below 1 and a trust from 0 "
+                f"to 1, not {decided.step}, {decided.momentum} and {decided.trust}."
             )
+        if not 0 < decided.scale < math.inf:
+            raise InputError(f"{where} must decide on a finite scale > 0, not {decided.scale}.")
         weights = _checked_weights(decided.weights, report, where)
         numbers = decided.step, decided.momentum, decided.trust, decided.scale
         return RoundDecision(weights, *map(float, numbers)), state
