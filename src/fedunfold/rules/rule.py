@@ -4,8 +4,8 @@ A rule is a pure function with its state passed through: `(report, state) -> (we
 the first round is None; what a rule stores in it is its own affair. `required_metrics` names what the clients have to
 compute for the rule, and only that is requested of them. A rule may also have `optional_metrics`, which it can do
 without: they are requested too, and NaN for a client that does not report them, as an ordinary Flower client. In the
-place of weights it may return a `RoundDecision` with a step size and a momentum. What else it reads than what clients
-report of their training, it names in `uses`.
+place of weights it may return a `RoundDecision` with a step size, a momentum and more. What else it reads than what
+clients report of their training, it names in `uses`.
 """
 
 import inspect
