@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedfa import fedfa as fedfa
+    from fedunfold.rules.fedlaw import fedlaw as fedlaw
     from fedunfold.rules.fixed import fixed as fixed
     from fedunfold.rules.formula import unfolded_formula as unfolded_formula
     from fedunfold.rules.learned import LearnedWeights as LearnedWeights
@@ -96,6 +97,7 @@ _HOMES = {
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
     "rules.fedfa": ("fedfa",),
+    "rules.fedlaw": ("fedlaw",),
     "rules.fixed": ("fixed",),
     "rules.formula": ("unfolded_formula",),
     "rules.learned": ("LearnedWeights",),

@@ -20,7 +20,7 @@ from fedunfold.core.settings import is_count
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, for_rounds
+from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, for_rounds, no_server_data, uses_of
 from fedunfold.tracking import Callback, CallbackList, callback_scope
 from fedunfold.training.comparison import Comparison, MethodResult
 from fedunfold.training.loop import run_rounds
@@ -315,7 +315,9 @@ def _checkpoint(folder: Path | None, position: int, name: str) -> Path | None:
 
 
 def _check_fit(rule: WeightingRule, federation: SimulatedFederation, digest: str) -> None:
-    """Refuse learned weights where they were learned for another federation."""
+    """Refuse learned weights that were learned for another federation, and a rule that needs data the server lacks."""
+    if "server data" in uses_of(rule) and federation.data.server is None:
+        raise no_server_data(rule.name)
     if isinstance(rule, LearnedWeights):
         rule.adapt(federation.data.keys, federation.environment.rounds, digest)
 

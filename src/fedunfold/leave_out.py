@@ -115,7 +115,7 @@ def without_client(env: Environment, key: str) -> Environment:
     others = tuple(client for client in env.clients if client.key != key)
     if len(others) in (0, len(env.clients)):
         raise InputError(f"client {key} cannot be left out of {env.name}; name one of several clients.")
-    data = env.replace(holdout=None).load()
+    data = env.replace(holdout=None, server_rows=None).load()
     return env.replace(
         name=f"{env.name} without {key}",
         holdout=None,

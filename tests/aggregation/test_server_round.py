@@ -53,6 +53,41 @@ def test_trust_lies_between_plain_averaging_and_the_servers_step() -> None:
         assert server.model.tolist() == [10 + moved, 20]
 
 
+def test_the_scale_multiplies_the_model_and_not_the_update() -> None:
+    """Weights (½, ½) of (2, 0) and (0, 4) from (10, 20): ½ (11, 22), and the direction of the round is (1, 2)."""
+    algorithm = Algorithm()
+    server = ServerState.start(vector(10, 20), algorithm)
+    server, found = aggregate_one(server, both(0, [2, 0], [0, 4]), RoundDecision(HALVES, scale=0.5), algorithm)
+    assert server.model.tolist() == [5.5, 11]
+    assert found.direction is not None and found.direction.tolist() == [1, 2]
+    assert server.direction is not None and server.direction.tolist() == [1, 2]
+
+
+def test_the_scale_comes_after_the_servers_step() -> None:
+    """A server with η = 5 moves by (5, 0): 2 (15, 20)."""
+    algorithm = Algorithm(server=sgd(5.0))
+    server = ServerState.start(vector(10, 20), algorithm)
+    server, _ = aggregate_one(server, both(0, [2, 0], [0, 0]), RoundDecision(HALVES, scale=2.0), algorithm)
+    assert server.model.tolist() == [30, 40]
+
+
+def test_buffers_are_not_scaled() -> None:
+    layout = ParamLayout(("w",), (torch.Size([1]),), ("b",), (torch.Size([1]),))
+    algorithm = Algorithm()
+    server = ServerState.start(vector(10, 20), algorithm)
+    given = replace(both(0, [2, 4], [0, 0]), layout=layout)
+    server, _ = aggregate_one(server, given, RoundDecision(HALVES, scale=0.5), algorithm)
+    assert server.model.tolist() == [5.5, 22]
+
+
+def test_where_nobody_is_there_to_drop_nothing_is_scaled() -> None:
+    algorithm = Algorithm(absent="drop")
+    server = ServerState.start(vector(10, 20), algorithm)
+    nobody = report([1, 3], participated=[False, False], updates=torch.zeros(0, 2, dtype=torch.float64))
+    after, _ = aggregate_one(server, nobody, RoundDecision(HALVES, scale=0.5), algorithm)
+    assert after is server
+
+
 def test_a_direction_made_without_momentum_is_there_for_the_next_round() -> None:
     """u⁰ = 1, u¹ = 1 + 0 u⁰, u² = 1 + ½ u¹."""
     algorithm = Algorithm()

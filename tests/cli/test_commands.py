@@ -31,6 +31,22 @@ def test_environments(fedunfold: Command, tmp_path: Path) -> None:
     assert checked["test_samples"] == 500
     assert checked["clients"][0]["label_counts"] == [0, 0, 127, 0, 0, 0, 0, 0, 0, 130]
     assert "ready" in fedunfold("env", "check", copy).out
+    assert checked["server_samples"] == 0
+    assert "server" not in fedunfold("env", "check", copy).out
+
+
+def test_rows_of_the_server(fedunfold: Command, two_sites: Callable[..., Path]) -> None:
+    """Also of data that come divided."""
+    env = two_sites(extra="server_rows = 5")
+    checked = fedunfold("env", "check", env, "--format", "json").json
+    assert checked["server_samples"] == 5
+    assert sum(client["samples"] for client in checked["clients"]) == 9 + 6 - 5
+    assert "The server holds 5 samples itself" in " ".join(fedunfold("env", "check", env).out.split())
+    compared = fedunfold("compare", env, "--methods", "fedavg,fedlaw", "--trials", 2, "--format", "json").json
+    assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "fedlaw"]
+    failed = fedunfold("run", two_sites(), "--method", "fedlaw")
+    assert failed.code != 0
+    assert "rule 'fedlaw' reads data of the server, and the server has none here" in " ".join(failed.err.split())
 
 
 def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[..., Path], tmp_path: Path) -> None:

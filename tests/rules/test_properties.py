@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates
-from fedunfold.rules import Rule, dr, fedadp, fedfa, size, uniform
-from tests.support.reports import report, weigh
+from fedunfold.rules import Rule, dr, fedadp, fedfa, fedlaw, size, uniform
+from fedunfold.rules.rule import decide
+from tests.rules.test_fedlaw import towards
+from tests.support.reports import report
 
 RULES = [
     size(),
@@ -25,6 +27,7 @@ RULES = [
     fedfa(),
     fedfa(gamma=1),
     fedfa(gamma=0),
+    fedlaw(epochs=3),
 ]
 
 
@@ -85,9 +88,11 @@ def weights_over_rounds(
             start_loss=[answer.loss for answer in listed],
             accuracy=[answer.accuracy if answer.participated else math.nan for answer in listed],
             gradients=torch.tensor(vectors, dtype=dtype).reshape(-1, 2),
+            updates=torch.tensor(vectors, dtype=dtype).reshape(-1, 2),
         )
-        theta, state = weigh(rule, here, state)
-        weights.append(theta)
+        here = replace(here, model=torch.ones(2, dtype=dtype), server_data=towards(1.0, -2.0))
+        decision, state = decide(rule, here, state)
+        weights.append(decision.weights)
     return weights
 
 
@@ -117,7 +122,7 @@ def test_listing_the_clients_otherwise_lists_the_weights_otherwise(
         torch.testing.assert_close(permuted, theta[list(order)], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [fedadp(), fedfa()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [fedadp(), fedfa(), fedlaw(epochs=3)], ids=lambda rule: rule.name)
 @settings(deadline=None)  # the first call into torch is slow
 @given(run=runs(tame))
 def test_absent_clients_get_nothing_while_someone_participates(

@@ -91,6 +91,14 @@ def test_a_trust_out_of_range_is_refused() -> None:
             answering((RoundDecision(torch.tensor([0.5, 0.5]), trust=trust), None))(report([1, 1]), None)
 
 
+def test_a_scale_out_of_range_is_refused() -> None:
+    for scale in (0.0, -0.5, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"'mine' in round 0 must decide on a finite scale > 0, not {scale}"):
+            answering((RoundDecision(torch.tensor([0.5, 0.5]), scale=scale), None))(report([1, 1]), None)
+    kept, _ = answering((RoundDecision(torch.tensor([0.5, 0.5]), scale=2), None))(report([1, 1]), None)
+    assert isinstance(kept, RoundDecision) and kept.scale == 2
+
+
 def test_an_answer_without_state_is_refused() -> None:
     with pytest.raises(InputError, match=r"must return \(weights, state\), not Tensor"):
         weigh(answering(torch.tensor([0.5, 0.5])), report([1, 1]), None)

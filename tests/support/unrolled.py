@@ -33,7 +33,8 @@ class Unrolled:
     """Whether weights are the squares of a table's entries, or the entries themselves."""
     momenta: Tensor | None = None
     trusts: Tensor | None = None
-    """β of every round, [T]."""
+    scales: Tensor | None = None
+    """β, a and the model's scale of every round, [T]."""
     rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
 
@@ -194,7 +195,7 @@ class Unrolled:
             last = step_sizes[t] * u if self.momenta is None else step_sizes[t] * u + self.momenta[t] * last
             stepped, state = self.server_step(w, last, state)
             w = stepped if self.trusts is None else w + last + self.trusts[t] * (stepped - w - last)
-            w = self.with_buffers(w, mean)
+            w = self.with_buffers(w if self.scales is None else self.scales[t] * w, mean)
         return total + self.evaluation(w, run, len(theta))
 
     def server_step(self, w: Tensor, u: Tensor, state: State) -> tuple[Tensor, State]:

@@ -147,6 +147,8 @@ def _aggregate(
     if decision.momentum and server.direction is not None:
         direction = direction + decision.momentum * server.direction
     model, optimizer = algorithm.server.trusted_update(server.model, direction, server.optimizer, info, decision.trust)
+    if decision.scale != 1:
+        model = decision.scale * model
     if layout.num_buffer_entries:
         fresh = mean
         if isinstance(report.updates, OpenUpdates):

@@ -57,6 +57,7 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
     heterogeneity = Heterogeneity.of(found, data)
     expected = recommend(heterogeneity)
     total = sum(data.sizes)
+    server_rows = 0 if data.server is None else len(data.server[1])
     clients: list[dict[str, Any]] = [
         {
             "key": client.key,
@@ -74,6 +75,7 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
             {
                 "environment": found.name,
                 "test_samples": len(data.y_test),
+                "server_samples": server_rows,
                 "task": data.task.name,
                 "classes": [found.class_name(c) for c in range(data.classes if data.classes > 1 else 0)],
                 "clients": clients,
@@ -101,6 +103,10 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
         f"{opt.task_in_words(data.task)}, {found.rounds} rounds; ready."
     )
+    if server_rows:
+        console.say(
+            f"The server holds {server_rows} samples itself, which no client trains on and nothing is tested on."
+        )
     if heterogeneity.between is not None:
         console.say(f"{100 * heterogeneity.between:.0f} % of the target's variance lies between clients.")
     console.say(

@@ -4,10 +4,10 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 
 import tomli_w
 from numpy.typing import ArrayLike
@@ -24,7 +24,7 @@ from fedunfold.config.fields import (
     expand_counts,
 )
 from fedunfold.config.model import Model, ModelSpec
-from fedunfold.config.training import TrainingSettings
+from fedunfold.config.training import TrainingSettings, by_key
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
 from fedunfold.core.settings import Count, Natural, Settings
@@ -40,7 +40,7 @@ from fedunfold.io.limits import CLIENTS, ENVIRONMENT_BYTES
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-Value = TypeVar("Value")
+DECIDE_DATA = {"data", "partition", "clients", "class_names", "task", "server_rows"}
 IN_DIGEST = {"clients", "clients_per_round", "client_sampler", "task", "model", "batch_size", "lr"}
 
 
@@ -57,6 +57,7 @@ class Environment(Settings):
         clients_per_round: How many clients are drawn each round; all of them when None.
         client_sampler: How they are drawn.
         holdout: The part of its rows that every client keeps from training and is tested on by itself.
+        server_rows: How many rows the server gets of the clients', drawn among all of them; no client trains on them.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         task: What a model is trained for; without it, classification of as many classes as there are labels.
@@ -81,6 +82,7 @@ class Environment(Settings):
     clients_per_round: Count | None = None
     client_sampler: SamplerName = "uniform"
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    server_rows: Count | None = None
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: TaskField | None = None
@@ -168,6 +170,7 @@ class Environment(Settings):
         *,
         classes: int | None = None,
         task: Task | None = None,
+        server_data: tuple[Arrays, ArrayLike] | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> Self:
         """Make an environment over arrays.
@@ -177,6 +180,7 @@ class Environment(Settings):
             test: (x, y) of the test set.
             classes: The number of classes; without it, the highest label plus one.
             task: What a model is trained for; without it, classification.
+            server_data: (x, y) that the server holds itself, for rules that need such data.
             **settings: rounds, batch_size, lr, and more (`TrainingSettings`).
 
         Returns:
@@ -187,9 +191,8 @@ class Environment(Settings):
         >>> env.load()
         FederatedData(clients=2, samples=4, task=classification)
         """
-        return cls._over(
-            FederatedData.from_clients(clients, test, classes, task), task, {"name": "in-memory", **settings}
-        )
+        data = FederatedData.from_clients(clients, test, classes, task, server_data)
+        return cls._over(data, task, {"name": "in-memory", **settings})
 
     @classmethod
     def from_datasets(
@@ -201,6 +204,7 @@ class Environment(Settings):
         target: str | None = None,
         collate: Collate | None = None,
         workers: int = 0,
+        server_data: "Dataset[Any] | None" = None,
         **settings: Unpack[TrainingSettings],
     ) -> Self:
         """Make an environment over data sets that may be larger than memory: only minibatches are read.
@@ -213,6 +217,7 @@ class Environment(Settings):
             target: The name of y where samples are dicts; the rest are the inputs.
             collate: Makes a minibatch of a list of samples; torch's `default_collate` without it.
             workers: Processes that read ahead.
+            server_data: What the server holds itself, for rules that need such data.
             **settings: rounds, batch_size, lr, and more (`TrainingSettings`).
 
         Returns:
@@ -231,16 +236,17 @@ class Environment(Settings):
         reading: dict[str, Any] = {"target": target, "collate": collate, "workers": workers}
         named = {f"client {key}": found for key, found in clients.items()}
         rows, held = DatasetRows(named, task, **reading), DatasetRows({"the test set": test}, task, **reading)
-        data = FederatedData.from_datasets(tuple(clients), rows, held, task)
+        own = None if server_data is None else DatasetRows({"the server": server_data}, task, **reading)
+        data = FederatedData.from_datasets(tuple(clients), rows, held, task, own)
         return cls._over(data, task, {"name": "datasets", **settings})
 
     @classmethod
     def _over(cls, data: FederatedData, task: Task | None, settings: Mapping[str, Any]) -> Self:
         """An environment over data of the program."""
         values = dict(settings)
-        epochs: Mapping[str, Any] = _by_key("epochs", values.pop("epochs", 1), data.keys)
+        epochs: Mapping[str, Any] = by_key("epochs", values.pop("epochs", 1), data.keys)
         probability = values.pop("participation_probability", 1.0)
-        probabilities: Mapping[str, float] = _by_key("participation_probability", probability, data.keys)
+        probabilities: Mapping[str, float] = by_key("participation_probability", probability, data.keys)
         model = values.pop("model", ())
         return cls(
             task=task,
@@ -264,7 +270,7 @@ class Environment(Settings):
         """
         result = type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
         result._folder = self._folder
-        if "_loaded" in vars(self) and not changes.keys() & {"data", "partition", "clients", "class_names", "task"}:
+        if "_loaded" in vars(self) and not changes.keys() & DECIDE_DATA:
             vars(result)["_loaded"] = self._loaded
         return result
 
@@ -315,14 +321,15 @@ class Environment(Settings):
     def _loaded(self) -> FederatedData:
         keys = tuple(client.key for client in self.clients)
         classes = None if self.class_names is None else len(self.class_names)
-        return divide(self.data, self.partition, keys, self._folder, classes, self.task)
+        data = divide(self.data, self.partition, keys, self._folder, classes, self.task)
+        return data if self.server_rows is None else data.with_server_rows(self.server_rows)
 
     def digest(self, data: FederatedData) -> str:
         """A hash of what makes the federation, so that weights can tell whether they were learned for it.
 
-        Clients with their label counts (data sets by some of their samples), how and how many are drawn in a round,
-        model, batch size and learning rate count; seed, rounds, name and description do not. Nothing is built or loaded
-        for it.
+        Clients with their label counts, the server's own targets (data sets by some of their samples), how and how many
+        clients are drawn in a round, model, batch size and learning rate count; seed, rounds, name and description do
+        not. Nothing is built or loaded for it.
 
         Args:
             data: The environment's data, or a part of them.
@@ -334,14 +341,5 @@ class Environment(Settings):
         if isinstance(data.inputs, DatasetRows):
             return hashlib.sha256((settings + data.checksum).encode()).hexdigest()
         counts = data.label_counts.numpy().astype("<i8")
-        return hashlib.sha256(settings.encode() + counts.tobytes()).hexdigest()
-
-
-def _by_key(field: str, value: Value | Mapping[str, Value], keys: Collection[str]) -> Mapping[str, Value]:
-    """A value for every client."""
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(keys, value)
-    if odd := sorted(value.keys() ^ set(keys)):
-        state = "names no client" if odd[0] in value else "is missing"
-        raise InputError(f"field {field}: {odd[0]} {state}; give one entry for each client")
-    return value
+        held = b"" if data.server is None else data.server[1].numpy().tobytes()
+        return hashlib.sha256(settings.encode() + counts.tobytes() + held).hexdigest()

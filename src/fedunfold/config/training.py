@@ -1,10 +1,13 @@
 """What an environment over data of a program is given beside the data."""
 
-from collections.abc import Mapping
-from typing import Required, TypedDict
+from collections.abc import Collection, Mapping
+from typing import Required, TypedDict, TypeVar
 
 from fedunfold.config.fields import Epochs
 from fedunfold.config.model import Model
+from fedunfold.core.errors import InputError
+
+Value = TypeVar("Value")
 
 
 class TrainingSettings(TypedDict, total=False):
@@ -35,3 +38,13 @@ class TrainingSettings(TypedDict, total=False):
     seed: int
     name: str
     description: str
+
+
+def by_key(field: str, value: Value | Mapping[str, Value], keys: Collection[str]) -> Mapping[str, Value]:
+    """A value for every client."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(keys, value)
+    if odd := sorted(value.keys() ^ set(keys)):
+        state = "names no client" if odd[0] in value else "is missing"
+        raise InputError(f"field {field}: {odd[0]} {state}; give one entry for each client")
+    return value

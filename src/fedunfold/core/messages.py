@@ -14,6 +14,7 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
+from fedunfold.core.server_data import ServerData
 from fedunfold.core.task import ACCURACY, PrimaryMetric
 
 Metric = Literal["loss", "start_loss", "accuracy", "norm", "gradients"]
@@ -234,6 +235,8 @@ class ClientUpdates:
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
         rejected: Clients whose contribution cannot be used, and why; they count as absent.
+        model: w^(t), [d]; None where the engine does not tell.
+        server_data: Rows that the server holds itself; None where it holds none.
 
     >>> import fedunfold as fu
     >>> @fu.rule()
@@ -256,6 +259,8 @@ class ClientUpdates:
     outer: OuterTerms = OuterTerms()
     layout: ParamLayout = field(default_factory=ParamLayout)
     rejected: Mapping[str, str] = field(default_factory=dict)
+    model: Tensor | None = None
+    server_data: ServerData | None = None
 
     def __post_init__(self) -> None:
         if not len(self.cohort):
@@ -290,14 +295,9 @@ class ClientUpdates:
         names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
         reported = {name: without(getattr(self.metrics, name)) for name in names}
         own = None if gradients is None else gradients[accepted.to(gradients.device)]
-        return replace(
-            self,
-            participated=participated,
-            num_steps=torch.where(participated, self.num_steps, 0),
-            updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(**reported, gradients=own),
-            outer=outer,
-        )
+        updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
+        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported, gradients=own)
+        return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)
 
 
 @dataclass(frozen=True)

@@ -230,14 +230,17 @@ class ClientSampler(Part, ABC):
 
 @dataclass(frozen=True)
 class RoundDecision:
-    """What a rule decides where it decides more than weights: u = step · Σ_k Θ_k Δ_k + momentum · u^(t−1), and how far
-    the step follows the server's optimiser: w + (1 − trust) u + trust · (server(w, u) − w).
+    """What a rule decides where it decides more than weights: u = step · Σ_k Θ_k Δ_k + momentum · u^(t−1), how far the
+    step follows the server's optimiser, and by what the model is multiplied after it:
+
+        w^(t+1) = scale · [w + (1 − trust) u + trust · (server(w, u) − w)]
 
     Attributes:
         weights: Θ [K] on the simplex.
         step: s ≥ 0.
         momentum: β, 0 ≤ β < 1.
         trust: a in the server's optimiser, 0 ≤ a ≤ 1; at 0 it is plain averaging.
+        scale: What the trained parameters are multiplied by, > 0; running statistics are not.
 
     >>> RoundDecision(torch.tensor([0.5, 0.5]), step=0.5).momentum
     0.0
@@ -247,6 +250,7 @@ class RoundDecision:
     step: float = 1.0
     momentum: float = 0.0
     trust: float = 1.0
+    scale: float = 1.0
 
 
 LOCAL_OPTIMIZERS: Registry[LocalOptimizer] = Registry(

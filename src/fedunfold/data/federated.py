@@ -33,6 +33,7 @@ class FederatedData:
         test_inputs: Samples of the test set.
         y_test: Their targets.
         task: What a model is trained for.
+        server: Samples and targets that the server holds itself; None where it holds none.
     """
 
     keys: tuple[str, ...]
@@ -42,6 +43,7 @@ class FederatedData:
     test_inputs: Inputs | DatasetRows
     y_test: Tensor
     task: Task
+    server: tuple[Inputs | DatasetRows, Tensor] | None = None
 
     def __repr__(self) -> str:
         """Counts only: samples of a federation have no business in a log."""
@@ -54,6 +56,7 @@ class FederatedData:
         test: tuple[Arrays, ArrayLike],
         classes: int | None = None,
         task: Task | None = None,
+        server: tuple[Arrays, ArrayLike] | None = None,
     ) -> "FederatedData":
         """Check and join the arrays of all clients.
 
@@ -62,6 +65,7 @@ class FederatedData:
             test: (x, y) of the test set.
             classes: The number of classes; without it, the highest label plus one.
             task: What a model is trained for; without it, classification.
+            server: (x, y) that the server holds itself.
 
         Returns:
             The checked data.
@@ -72,6 +76,8 @@ class FederatedData:
         if not clients:
             raise InputError("There are no clients; give at least one with its x and y.")
         owners = {f"client {key}": pair for key, pair in clients.items()} | {"the test set": test}
+        if server is not None:
+            owners["the server"] = server
         for owner, pair in owners.items():
             if len(pair) != 2:
                 raise InputError(f"{owner} has {len(pair)} arrays; give it a pair (x, y).")
@@ -88,30 +94,27 @@ class FederatedData:
         if isinstance(task, Classification):
             CLASSES.check(task.classes, "The labels make too many classes: ")
         targets = [task.check_targets(values, name) for name, values in y.items()]
-        return cls(
-            keys=tuple(clients),
-            inputs=_join(x[:-1]),
-            y=torch.from_numpy(np.concatenate(targets[:-1])),
-            offsets=_offsets([len(part) for part in targets[:-1]]),
-            test_inputs=_join(x[-1:]),
-            y_test=torch.from_numpy(targets[-1].copy()),
-            task=task,
-        )
+        count, offsets = len(clients), _offsets([len(part) for part in targets[: len(clients)]])
+
+        def joined(first: int, end: int) -> tuple[Inputs, Tensor]:
+            return _join(x[first:end]), torch.from_numpy(np.concatenate(targets[first:end]))
+
+        own = None if server is None else joined(count + 1, count + 2)
+        return cls(tuple(clients), *joined(0, count), offsets, *joined(count, count + 1), task, own)
 
     @classmethod
     def from_datasets(
-        cls, keys: tuple[str, ...], clients: DatasetRows, test: DatasetRows, task: Task
+        cls,
+        keys: tuple[str, ...],
+        clients: DatasetRows,
+        test: DatasetRows,
+        task: Task,
+        server: DatasetRows | None = None,
     ) -> "FederatedData":
-        """Data sets that stay where they are.
-
-        Args:
-            keys: The clients.
-            clients: The data sets of all of them.
-            test: That of the test set.
-            task: What a model is trained for.
-        """
+        """Data sets that stay where they are, those of all clients together; arguments as in `from_clients`."""
         empty = torch.empty(0)
-        return cls(keys, clients, empty, _offsets(list(clients.sizes)), test, empty, task)
+        own = None if server is None else (server, empty)
+        return cls(keys, clients, empty, _offsets(list(clients.sizes)), test, empty, task, own)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -180,7 +183,8 @@ class FederatedData:
     def checksum(self) -> str:
         """Stands for every sample and who holds it."""
         found = hashlib.sha256(repr((self.keys, self.offsets, self.task.describe())).encode())
-        for inputs, y in ((self.inputs, self.y), (self.test_inputs, self.y_test)):
+        others = () if self.server is None else (self.server,)
+        for inputs, y in ((self.inputs, self.y), (self.test_inputs, self.y_test), *others):
             if isinstance(inputs, DatasetRows):
                 found.update(inputs.checksum().encode())
                 continue
@@ -249,6 +253,26 @@ class FederatedData:
             held.append(np.sort(rows[:count]))
             kept.append(np.sort(rows[count:]))
         return self._with_rows(kept), self._with_rows(held)
+
+    def with_server_rows(self, count: int) -> "FederatedData":
+        """Give some of the clients' rows to the server, drawn among all of them; no client keeps them.
+
+        Args:
+            count: How many; every client keeps at least one row.
+
+        Raises:
+            InputError: The clients have fewer to give, or the server has data already.
+        """
+        if self.server is not None:
+            raise InputError("field server_rows: the server has data already; leave server_rows or those out.")
+        order = generator(0, "server").permutation(self.offsets[-1])
+        # The first row of each client in this order stays with it.
+        _, stays = np.unique(np.searchsorted(self.offsets, order, side="right"), return_index=True)
+        given = np.sort(np.delete(order, stays)[:count])
+        if len(given) < count:
+            raise InputError(f"field server_rows: the clients have {len(given)} rows to give; take that many or fewer.")
+        kept = [np.setdiff1d(np.arange(*span), given, assume_unique=True) for span in pairwise(self.offsets)]
+        return replace(self._with_rows(kept), server=self._taken(given))
 
     def without(self, key: str) -> "FederatedData":
         """Leave a client out, and make its rows the test set.

@@ -8,6 +8,7 @@
 | dr      | ∝ (N_k/N) F_k^(q+1)                | loss or start_loss | not leaving badly served clients      |
 | fedadp  | ∝ N_k exp(h(angle to the average)) | gradients          | outvoting clients with odd data       |
 | fedfa   | accuracy and participation         | accuracy           | clients that come and go              |
+| fedlaw  | the best on data of the server     |                    | a server with some data of its own    |
 
 A rule of one's own is a function `(report, state) -> (weights, state)`; `rule` names what it needs of clients.
 """
@@ -15,6 +16,7 @@ A rule of one's own is a function `(report, state) -> (weights, state)`; `rule` 
 from fedunfold.rules.dr import dr
 from fedunfold.rules.fedadp import fedadp
 from fedunfold.rules.fedfa import fedfa
+from fedunfold.rules.fedlaw import fedlaw
 from fedunfold.rules.fixed import fixed
 from fedunfold.rules.rule import RULES, Rule, State, WeightingRule, as_rule, rule
 from fedunfold.rules.size import size
@@ -29,6 +31,7 @@ __all__ = [
     "dr",
     "fedadp",
     "fedfa",
+    "fedlaw",
     "fixed",
     "rule",
     "size",

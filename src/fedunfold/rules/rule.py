@@ -4,14 +4,15 @@ A rule is a pure function with its state passed through: `(report, state) -> (we
 the first round is None; what a rule stores in it is its own affair. `required_metrics` names what the clients have to
 compute for the rule, and only that is requested of them. A rule may also have `optional_metrics`, which it can do
 without: they are requested too, and NaN for a client that does not report them, as an ordinary Flower client. In the
-place of weights it may return a `RoundDecision` with a step size and a momentum.
+place of weights it may return a `RoundDecision` with a step size, a momentum and more. What else it reads than what
+clients report of their training, it names in `uses`.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from fedunfold.core.registry import Registry
 
 State = Any
 Decided = Tensor | RoundDecision
+Uses = Literal["server data", "label counts"]
+"""What a rule reads that others do without: rows that the server holds, how many samples of a class each client has."""
 Weigh = Callable[[ClientUpdates, State], tuple[Decided, State]]
 
 SUM_TOLERANCE = 1e-6  # what single-precision weights from a file may miss 1 by
@@ -54,12 +57,14 @@ class Rule:
         weigh: The function.
         required_metrics: What clients have to report for it.
         optional_metrics: What it reads where clients report it; NaN where they do not.
+        uses: What else it reads, which not every federation has or discloses.
     """
 
     name: str
     weigh: Weigh = field(repr=False)
     required_metrics: frozenset[Metric] = frozenset()
     optional_metrics: frozenset[Metric] = frozenset()
+    uses: frozenset[Uses] = frozenset()
 
     def __post_init__(self) -> None:
         _check_metrics(self.name, requested_metrics(self))
@@ -67,6 +72,8 @@ class Rule:
     def __call__(self, report: ClientUpdates, state: State) -> tuple[Decided, State]:
         """Θ^(t) as a float64 CPU tensor [K], alone or in a `RoundDecision`, and the state for the next round."""
         where = f"weighting rule '{self.name}' in round {report.round}"
+        if "server data" in self.uses and report.server_data is None:
+            raise no_server_data(self.name)
         answer: object = self.weigh(report, state)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise InputError(f"{where} must return (weights, state), not {type(answer).__name__}.")
@@ -79,8 +86,11 @@ class Rule:
                 f"{where} must decide on a finite step >= 0, a momentum of at least 0 and below 1 and a trust from 0 "
                 f"to 1, not {decided.step}, {decided.momentum} and {decided.trust}."
             )
+        if not 0 < decided.scale < math.inf:
+            raise InputError(f"{where} must decide on a finite scale > 0, not {decided.scale}.")
         weights = _checked_weights(decided.weights, report, where)
-        return RoundDecision(weights, *map(float, (decided.step, decided.momentum, decided.trust))), state
+        numbers = decided.step, decided.momentum, decided.trust, decided.scale
+        return RoundDecision(weights, *map(float, numbers)), state
 
 
 def requested_metrics(rule: WeightingRule) -> frozenset[Metric]:
@@ -91,6 +101,24 @@ def requested_metrics(rule: WeightingRule) -> frozenset[Metric]:
     ['loss']
     """
     return rule.required_metrics | frozenset[Metric](getattr(rule, "optional_metrics", ()))
+
+
+def uses_of(rule: WeightingRule) -> frozenset[Uses]:
+    """What a rule reads that others do without; nothing where it does not say.
+
+    >>> from fedunfold.rules import fedlaw, size
+    >>> sorted(uses_of(fedlaw())), sorted(uses_of(size()))
+    (['server data'], [])
+    """
+    return frozenset[Uses](getattr(rule, "uses", ()))
+
+
+def no_server_data(name: str) -> InputError:
+    """Why a rule that reads rows of the server cannot be used."""
+    return InputError(
+        f"rule '{name}' reads data of the server, and the server has none here; give the environment server_rows, or "
+        "server_data where it is made of arrays or data sets."
+    )
 
 
 def decide(rule: WeightingRule, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:

@@ -95,6 +95,8 @@ def step(
     if known["previous"] is not None and len(known["previous"]) != rows.shape[1]:
         raise InputError(f"round {t}: updates have another size than those that the state is of; start without it.")
     decision, remembered = decide(rule, report, _tensors(known["rule"]))
+    if decision.scale != 1:
+        raise InputError(f"round {t}: rule '{rule.name}' scales the model, which step is not told; take another rule.")
     mean = decision.weights.numpy() @ rows
     direction = decision.step * mean
     if decision.momentum and known["direction"] is not None:

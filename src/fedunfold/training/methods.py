@@ -12,12 +12,12 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedadam    | sgd             | adam     |   | fa-      | FedFa               |
 | fedyogi    | sgd             | yogi     |   | duw-     | learned             |
 | fedadagrad | sgd             | adagrad  |   |          |                     |
-| fedexp     | sgd             | exp      |   |          |                     |
+| fedexp     | sgd             | exp      |   | law-     | FedLAW              |
 
-``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the pre-trained rule with the
-server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
-``fedunfold-table`` learns weights for one federation in the way we recommend: nova's local optimiser, learned weights
-and step sizes, and a server that remembers absent clients.
+``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg. ``fedunfold`` is the
+pre-trained rule with the server it is for, and so is every other rule that comes with the package, by its name such as
+``open@1``. ``fedunfold-table`` learns weights for one federation in the way we recommend: nova's local optimiser,
+learned weights and step sizes, and a server that remembers absent clients.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,10 +46,10 @@ BASES = {
 }
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
-SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
+SHORT_RULES = {"adp": "fedadp", "fa": "fedfa", "law": "fedlaw"}
 ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
 PARSERS = {"local": LOCAL_OPTIMIZERS.parse, "server": SERVER_OPTIMIZERS.parse, "aggregator": AGGREGATORS.parse}
-ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg"}
+ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg", "fedlaw": "law-fedavg"}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), with weights, step size and momentum
 from a table, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or from a rule. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's
-step passes λ_{t+1} to w^(t), u_t and how far it is trusted (`ServerOptimizer.trusted_vjp`); u_t also gets
-β_{t+1} ū_{t+1}, and then
+step passes λ_{t+1}, times the model's scale, to w^(t), u_t and how far it is trusted (`ServerOptimizer.trusted_vjp`);
+u_t also gets β_{t+1} ū_{t+1}, and then
 
     dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds took from memory)
     dL/ds_t = Σ_k α_k ⟨ū, m_k⟩  dL/dβ_t = ⟨ū, u_{t−1}⟩
@@ -11,10 +11,9 @@ step passes λ_{t+1} to w^(t), u_t and how far it is trusted (`ServerOptimizer.t
 
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
 federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
-too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T
-models and the clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out
-together. A client that was rejected in a round (`aggregation.screening`) is absent from it in the backward pass too;
-who is rejected counts as a constant, and so does what a rule read to decide.
+too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T models and the
+clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out together. A client that
+was rejected in a round is absent from it backward too; constants are who is rejected, what a rule read, and the scale.
 """
 
 import math
@@ -260,8 +259,9 @@ class FirstOrder:
         layer = self._layers.pop()
         if layer.direction is None:
             return layer
-        t, momentum = len(self._layers), layer.decision.momentum
-        at, adjoint = (layer.request.model, layer.direction, layer.optimizer), (self._adjoint, self._optimizer)
+        t, momentum, scale = len(self._layers), layer.decision.momentum, layer.decision.scale
+        to_next = self._adjoint if scale == 1 else scale * self._adjoint
+        at, adjoint = (layer.request.model, layer.direction, layer.optimizer), (to_next, self._optimizer)
         self._adjoint, to_direction, self._optimizer, self._trusts[t] = self._algorithm.server.trusted_vjp(
             at, adjoint, layer.info, layer.decision.trust
         )

@@ -5,9 +5,10 @@ an .npz beside every SuperNode, and a server that sees none of them. Its array y
 reads, or, where there is no x, all other arrays are, by their names.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from flwr.app import Context
@@ -80,7 +81,7 @@ def federation_from_environment(
     registration_timeout: float = 300.0,
     secure_aggregation: bool = False,
 ) -> RemoteFederation:
-    """An environment's clients behind a grid, tested on the environment's test set.
+    """An environment's clients behind a grid, tested on the environment's test set; the server has its server data too.
 
     Args:
         grid: Flower's grid.
@@ -97,7 +98,7 @@ def federation_from_environment(
     transport = FlowerTransport(grid, client_ids, timeout=timeout, registration_timeout=registration_timeout)
     build = model or _default_model(env.model, tester.data)
     kind = SecureFederation if secure_aggregation else RemoteFederation
-    return kind(transport, env, build, tester.evaluate, dtype=dtype)
+    return kind(transport, env, build, tester.evaluate, dtype=dtype, server_data=tester.server_data)
 
 
 def _not_too_many_classes(task: Task) -> Task:
@@ -164,6 +165,7 @@ def federation_from_config(
     config: FederationConfig,
     test: str | Path | None = None,
     *,
+    server_data: str | Path | None = None,
     model: ModelFactory | None = None,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
@@ -177,21 +179,24 @@ def federation_from_config(
         config: The federation.
         test: An .npz as the clients have them, beside the server; without one, models are tested by the clients, each
             on its own samples.
+        server_data: Another one, whose rows a rule such as fedlaw reads at the server.
         model: Builds a fresh model, as at the clients; by default the federation's.
         dtype: The type of the models.
         timeout: Seconds a client may take to reply.
         registration_timeout: Seconds all clients may take to register.
         secure_aggregation: Whether the server is to see sums of the clients' vectors only.
     """
-    tested = None if test is None else _samples(test, config.task)  # a wrong file is better found before the wait
+    # A wrong file is better found before the wait.
+    tested, held = (None if path is None else _samples(path, config.task) for path in (test, server_data))
     transport = FlowerTransport(grid, config.client_ids, timeout=timeout, registration_timeout=registration_timeout)
     shapes = transport.registrations()[0].shapes
-    if tested is not None and shapes_of(tested[0]) != shapes:
-        raise InputError(
-            f"{test} has rows of shape {shapes_text(shapes_of(tested[0]))}, the clients have {shapes_text(shapes)}; "
-            "make them alike."
-        )
-    data = _stand_in(config.client_ids, shapes, config.task, tested)
+    for path, found in ((test, tested), (server_data, held)):
+        if found is not None and shapes_of(found[0]) != shapes:
+            raise InputError(
+                f"{path} has rows of shape {shapes_text(shapes_of(found[0]))}, the clients have {shapes_text(shapes)}; "
+                "make them alike."
+            )
+    data = replace(_stand_in(config.client_ids, shapes, config.task, tested), server=held)
     env = Environment(
         name="custom-data",
         data=MemorySource(data=data),
@@ -200,9 +205,10 @@ def federation_from_config(
         **{name: value for name, value in config if name not in ("client_ids", "epochs")},
     )
     build = model or _default_model(config.model, data)
-    evaluate = SimulatedFederation(env, model=build, dtype=dtype).evaluate if tested else None
+    own = SimulatedFederation(env, model=build, dtype=dtype) if tested or held else None
+    more: dict[str, Any] = {} if own is None else {"server_data": own.server_data}
     kind = SecureFederation if secure_aggregation else RemoteFederation
-    return kind(transport, env, build, evaluate, dtype=dtype)
+    return kind(transport, env, build, own.evaluate if own and tested else None, dtype=dtype, **more)
 
 
 def _stand_in(

@@ -20,7 +20,7 @@ from fedunfold.engines.flower.roster import Roster
 from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.io.plain_values import from_plain, to_plain
-from fedunfold.rules.rule import State, WeightingRule, describe_rule, renamed
+from fedunfold.rules.rule import State, WeightingRule, describe_rule, renamed, uses_of
 from fedunfold.version import VERSION
 
 Stage = Literal["train", "evaluate", "server"]
@@ -78,6 +78,11 @@ class Progress:
     @classmethod
     def start(cls, arrays: ArrayRecord, rule: WeightingRule, algorithm: Algorithm) -> "Progress":
         """Before the first round."""
+        if "server data" in uses_of(rule):
+            raise InputError(
+                f"rule '{rule.name}' reads data of the server, of which a WeightedStrategy has none; run it over "
+                "federation_from_environment or federation_from_config."
+            )
         layout = RecordLayout.of(arrays)
         model = layout.read(arrays)
         return cls(layout, rule, ServerState.start(model.vector, algorithm), model.counters, model.types)

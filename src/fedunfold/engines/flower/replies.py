@@ -152,6 +152,7 @@ def merge_replies(
         outer=OuterTerms() if request.outer is None else _outer_terms(request, replies, trained),
         layout=layout,
         rejected=rejected or {},
+        model=request.model,
     )
 
 

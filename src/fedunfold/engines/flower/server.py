@@ -8,6 +8,7 @@ client that does not answer in time, or whose reply cannot be used, is absent in
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, Outer
 from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
+from fedunfold.core.server_data import ServerData
 from fedunfold.core.task import Task
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.replies import ExpectedReply, expected_reply, merge_replies, sum_vectors
@@ -68,6 +70,7 @@ class RemoteFederation:
         model: Builds a fresh model.
         evaluate: Tests models; where it is None the clients do, each on its own samples.
         dtype: The type of the models.
+        server_data: Gives the rows that the server holds, as it meets them in a round.
 
     Attributes:
         environment: As given.
@@ -89,12 +92,14 @@ class RemoteFederation:
         evaluate: Callable[[Sequence[Tensor]], Sequence[Evaluation]] | None,
         *,
         dtype: torch.dtype = torch.float32,
+        server_data: Callable[[TrainRequest], ServerData | None] = lambda _: None,
     ) -> None:
         self.environment, self.lr = environment, environment.lr
         self.task = environment.task or environment.load().task
         self.failures = Failures()
         self.layout = ParamLayout.of(seeded(model, environment.seed, "shape"))
         self._transport, self._model, self._evaluate, self._dtype = transport, model, evaluate, dtype
+        self._server_data = server_data
         found = _registered_clients(transport, environment, self.task)
         self.clients: Sequence[ClientInfo] = [ClientInfo(d.client_id, d.num_examples, d.label_counts) for d in found]
         self._num_statistics = found[0].num_statistics
@@ -170,7 +175,8 @@ class RemoteFederation:
     ) -> ClientUpdates:
         """The updates of a round from the replies to it."""
         steps, participation = self._num_steps(request.round), self._participation(request)
-        return merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
+        report = merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
+        return replace(report, server_data=self._server_data(request))
 
     # --- who takes part ----------------------------------------------------------------------------------
 

@@ -31,17 +31,19 @@ from fedunfold.core.params import (
     place_model,
     seeded,
 )
-from fedunfold.core.participation import Participation
+from fedunfold.core.participation import Participation, RoundRng
+from fedunfold.core.server_data import ServerData
 from fedunfold.core.threading import threads_for
 from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
 from fedunfold.engines.simulation.backend import Backend
 from fedunfold.engines.simulation.backends.cuda.jit import multiprocessors
 from fedunfold.engines.simulation.batching import BatchSampler, samples_of
-from fedunfold.engines.simulation.evaluation import ClientEvaluator
+from fedunfold.engines.simulation.evaluation import ClientEvaluator, Evaluator
 from fedunfold.engines.simulation.kernels import choose_kernel
 from fedunfold.engines.simulation.kernels.mlp import MLPKernel
 from fedunfold.engines.simulation.local_training import CohortResult, CohortTrainer, RoundContext
+from fedunfold.engines.simulation.server_data import ServerRows
 
 NOT_FINITE = "went non-finite during local training"
 Absent = tuple[np.ndarray, tuple[Tensor, Tensor] | None]
@@ -191,6 +193,19 @@ class SimulatedFederation:
             (found,) = self._evaluator.test_statistics(model[None])
             return found
 
+    def server_data(self, request: TrainRequest) -> ServerData | None:
+        """The rows that the server holds, as it meets them in a round; None where it holds none."""
+        if self._server is None:
+            return None
+        return ServerRows(self._server, RoundRng(self.environment.seed, request.run, request.round))
+
+    @cached_property
+    def _server(self) -> Evaluator | None:
+        if self.data.server is None:
+            return None
+        samples = samples_of(*self.data.server, self.device, self._dtype)
+        return Evaluator(replace(self._backend, samples=samples))
+
     def client_accuracies(self, model: Tensor) -> Tensor:
         """The primary metric of one model on each client's own training data, [K]."""
         with self._threads():
@@ -268,6 +283,8 @@ class SimulatedFederation:
             outer=result.outer_terms(context, *outer_terms),
             layout=self.layout,
             rejected={self.data.keys[k]: NOT_FINITE for k in trained[~finite]},
+            model=request.model,
+            server_data=self.server_data(request),
         )
 
     def _metrics(self, context: RoundContext, result: CohortResult, absent_losses: np.ndarray) -> ClientMetrics:

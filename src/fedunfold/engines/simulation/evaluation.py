@@ -106,12 +106,18 @@ class Evaluator:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self._backend.samples)
+
     def outer(self, model: Tensor, rows: np.ndarray, coefficients: Tensor, loss: OuterLoss) -> tuple[Tensor, Tensor]:
-        """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w."""
+        """Σ_i c_i ℓ^out_i(w) over some rows, and its gradient in w; rows that interact are one minibatch."""
         backend = self._backend
         if loss.is_training_loss and (compiled := backend.cpu) is not None:
             return compiled.outer(model, rows, coefficients)
-        pieces = backend.samples.pieces(rows, ROWS_AT_ONCE[backend.device.type])
+        at_once = len(rows) if backend.kernel.task.rows_interact else ROWS_AT_ONCE[backend.device.type]
+        pieces = backend.samples.pieces(rows, at_once)
         batches = ((coefficients[piece], _batch(x, y)) for piece, x, y in pieces)
         with threads_for(len(rows) * len(model), backend.threads):
             return outer_loss(backend.kernel, model, batches, loss)
@@ -150,7 +156,7 @@ class Evaluator:
         return torch.stack([sums for sums, _ in found]), torch.stack([losses.double().mean() for _, losses in found])
 
     def _count(self, rows: np.ndarray | None) -> int:
-        return len(self._backend.samples) if rows is None else len(rows)
+        return self.num_rows if rows is None else len(rows)
 
 
 class ClientEvaluator:
