@@ -239,3 +239,17 @@ def test_another_packages_sampler_is_drawn_by(install: Install) -> None:
         assert participation(env, "trial-0", t).cohort.tolist() == [True, False, True]
     with pytest.raises(InputError, match="unknown client sampler 'smallest'"):
         env.replace(client_sampler="smallest")
+
+
+@dataclass(frozen=True)
+class Gullible(Largest):
+    """Requires what no client reports."""
+
+    name: ClassVar[str] = "gullible"
+    required_metrics: ClassVar[frozenset[Any]] = frozenset({"honesty", "norm"})
+
+
+def test_a_sampler_that_requires_what_nobody_reports_is_refused(install: Install) -> None:
+    install(("fedunfold.client_samplers", "gullible", Gullible))
+    with pytest.raises(InputError, match=r"'gullible' requires 'honesty', which is no number .* choose among loss,"):
+        tiny(clients_per_round=2).replace(client_sampler="gullible")

@@ -139,7 +139,6 @@ def _aggregate(
     server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm
 ) -> tuple[ServerState, Aggregated]:
     report = with_memory(report, algorithm.absent, server.memory)
-    server = replace(server, reported=last_reported(server.reported, report))
     updates = report.entering
     memory = updates.memory if isinstance(updates, RememberedUpdates) else server.memory
     eligible = eligible_clients(report, algorithm.absent)
@@ -171,5 +170,6 @@ def _aggregate(
         if isinstance(report.updates, OpenUpdates):
             fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
-    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean, server.reported)
+    reported = last_reported(server.reported, report)
+    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean, reported)
     return after, Aggregated(participated, eligible, entered, direction, info)

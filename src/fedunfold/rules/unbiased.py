@@ -21,8 +21,9 @@ def unbiased() -> Rule:
     sum of the v_k is the step size s. Where everybody is in the cohort it is `size`.
 
     For samplers with unequal probabilities, where size weights over the cohort favour those who are sampled often. With
-    the sampler by-size the v_k are all alike and s is about 1. With uniform s varies from round to round; size weights
-    over the cohort are then biased a little and vary less. Samplers without probabilities are refused.
+    the sampler by-size s = 1, and all count the same but those that are in every cohort. With uniform s varies from
+    round to round; size weights over the cohort are then biased a little and vary less. Samplers without probabilities
+    are refused.
 
     Reference: Horvitz and Thompson 1952, A Generalization of Sampling Without Replacement from a Finite Universe.
 

@@ -16,8 +16,8 @@ class BySize(ClientSampler):
 
         π_k = min(1, γ N_k),   Σ_k π_k = C
 
-    With the rule `unbiased` every client of the cohort then counts the same, up to those that are always in it. For
-    federations in which a few clients hold most of the data and updates are to vary little from round to round.
+    With the rule `unbiased` the step is then 1, and all clients of a cohort count the same but those that are in every
+    one. For federations in which a few clients hold most of the data.
 
     Reference: Li et al. 2020, On the Convergence of FedAvg on Non-IID Data (scheme I draws by size with replacement;
     here nobody is drawn twice).

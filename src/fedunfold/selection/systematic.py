@@ -50,8 +50,8 @@ def systematic_sample(inclusion: np.ndarray, tickets: np.ndarray) -> np.ndarray:
     [1, 2]
     """
     order = np.argsort(tickets)
-    u, ends = tickets[order].sum() % 1, np.cumsum(inclusion[order])
-    # What rounding misses at the end of the line must not take away the last tooth.
+    # To 32 binary places, u + j is exact; what rounding misses at the end of the line must take no tooth away.
+    u, ends = np.floor(tickets[order].sum() % 1 * 2**32) / 2**32, np.cumsum(inclusion[order])
     ends[-1] = count = round(ends[-1])
     hit: np.ndarray = order[np.searchsorted(ends, u + np.arange(count), side="right")]
     return hit
