@@ -1,11 +1,14 @@
 """Weights over the probability of being sampled: right in expectation."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given as drawn_from
+from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
@@ -95,6 +98,36 @@ def test_the_expectation_is_the_mean_over_all_clients(sampler: ClientSampler, co
     torch.testing.assert_close(mean, FULL, rtol=1e-9, atol=1e-9)
     if count > 1 or sampler.name == "importance":
         assert float((plain - FULL).norm()) > 0.05
+
+
+@drawn_from(
+    sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=8),
+    absent=st.lists(st.booleans(), min_size=8, max_size=8),
+    data=st.data(),
+)
+def test_weights_lie_on_the_simplex_of_the_cohort(sizes: list[int], absent: list[bool], data: st.DataObject) -> None:
+    """Whoever of the cohort is absent, and in whatever order clients are listed."""
+    clients, tickets = len(sizes), data.draw(st.permutations([k / 8 for k in range(len(sizes))]))
+    count, ids = data.draw(st.integers(1, clients)), tuple("abcdefgh"[:clients])
+    known = KnownClients(0, ids, np.array(sizes), {"norm": np.where(absent[:clients], np.nan, sizes)})
+    for sampler in (Uniform(), BySize(), Importance()):
+        cohort = torch.zeros(clients, dtype=torch.bool)
+        cohort[sampler.sample(np.array(tickets), known, count)] = True
+        here = cohort & ~torch.tensor(absent[:clients])
+        given = ClientUpdates(0, ids, torch.tensor(sizes), here, here.long(), cohort=cohort)
+        decision, _ = unbiased()(replace(given, selection=Selection(sampler, known, count)), None)
+        assert isinstance(decision, RoundDecision)
+        assert torch.equal(decision.weights > 0, cohort)
+        assert float(decision.weights.sum()) == pytest.approx(1)
+        order = data.draw(st.permutations(range(clients)))
+        norm: dict[Metric, np.ndarray] = {"norm": known.metrics["norm"][order]}
+        other = KnownClients(0, tuple(ids[k] for k in order), known.num_examples[order], norm)
+        listed = ClientUpdates(0, tuple(other.client_ids), given.num_examples[order], here[order], here[order].long())
+        listed = replace(listed, cohort=cohort[order], selection=Selection(sampler, other, count))
+        relisted, _ = unbiased()(listed, None)
+        assert isinstance(relisted, RoundDecision)
+        assert relisted.step == pytest.approx(decision.step)
+        torch.testing.assert_close(relisted.weights, decision.weights[order])
 
 
 def test_by_size_the_step_is_one() -> None:
