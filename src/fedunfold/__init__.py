@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from fedunfold.rules.pretrained import pretrained as pretrained
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
+    from fedunfold.rules.unbiased import unbiased as unbiased
     from fedunfold.rules.uniform import uniform as uniform
     from fedunfold.runs.trained_model import load_model as load_model
     from fedunfold.server import adagrad as adagrad
@@ -104,6 +105,7 @@ _HOMES = {
     "rules.pretrained": ("pretrained",),
     "rules.rule": ("rule",),
     "rules.size": ("size",),
+    "rules.unbiased": ("unbiased",),
     "rules.uniform": ("uniform",),
     "api": ("compare", "learn_weights", "run", "trained_module"),
     "fine_tuning": ("fine_tune",),

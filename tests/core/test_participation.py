@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
-from fedunfold.core.parts import ClientSampler
+from fedunfold.core.parts import ClientSampler, KnownClients
 from fedunfold.selection import Uniform
 
 KEYS = ("a", "b", "c", "d", "e")
@@ -108,7 +108,7 @@ class Answering(ClientSampler):
     name: ClassVar[str] = "answering"
     answer: tuple[int, ...] = ()
 
-    def sample(self, tickets: np.ndarray, num_examples: np.ndarray, count: int) -> np.ndarray:
+    def sample(self, tickets: np.ndarray, known: KnownClients, count: int) -> np.ndarray:
         return np.array(self.answer)
 
 

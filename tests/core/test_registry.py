@@ -18,6 +18,7 @@ from fedunfold.core.parts import (
     OUTER_LOSSES,
     SERVER_OPTIMIZERS,
     ClientSampler,
+    KnownClients,
     Part,
 )
 from fedunfold.core.registry import Registry
@@ -81,12 +82,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 @pytest.mark.parametrize(
     ("group", "names"),
     [
-        ("fedunfold.rules", {"size", "uniform", "dr", "fedadp", "fedfa"}),
+        ("fedunfold.rules", {"size", "uniform", "dr", "fedadp", "fedfa", "unbiased"}),
         ("fedunfold.server_optimizers", {"sgd", "momentum", "adam", "yogi", "adagrad", "exp"}),
         ("fedunfold.local_optimizers", {"sgd", "prox", "nova", "momentum", "accumulated-sgd", "accumulated-prox"}),
         ("fedunfold.aggregators", {"mean", "median", "trimmed-mean", "krum"}),
         ("fedunfold.outer_losses", {"path", "sample", "balanced", "final", "final-balanced", "mse"}),
-        ("fedunfold.client_samplers", {"uniform"}),
+        ("fedunfold.client_samplers", {"uniform", "by-size", "importance", "power-of-choice", "round-robin"}),
     ],
 )
 def test_what_this_package_has(group: str, names: set[str]) -> None:
@@ -241,8 +242,8 @@ class Largest(ClientSampler):
 
     name: ClassVar[str] = "largest"
 
-    def sample(self, tickets: np.ndarray, num_examples: np.ndarray, count: int) -> np.ndarray:
-        return np.argsort(-num_examples)[:count]
+    def sample(self, tickets: np.ndarray, known: KnownClients, count: int) -> np.ndarray:
+        return np.argsort(-known.num_examples)[:count]
 
 
 def test_another_packages_sampler_is_drawn_by(install: Install) -> None:
@@ -252,3 +253,17 @@ def test_another_packages_sampler_is_drawn_by(install: Install) -> None:
         assert participation(env, "trial-0", t).cohort.tolist() == [True, False, True]
     with pytest.raises(InputError, match="unknown client sampler 'smallest'"):
         env.replace(client_sampler="smallest")
+
+
+@dataclass(frozen=True)
+class Gullible(Largest):
+    """Requires what no client reports."""
+
+    name: ClassVar[str] = "gullible"
+    required_metrics: ClassVar[frozenset[Any]] = frozenset({"honesty", "norm"})
+
+
+def test_a_sampler_that_requires_what_nobody_reports_is_refused(install: Install) -> None:
+    install(("fedunfold.client_samplers", "gullible", Gullible))
+    with pytest.raises(InputError, match=r"'gullible' requires 'honesty', which is no number .* choose among loss,"):
+        tiny(clients_per_round=2).replace(client_sampler="gullible")

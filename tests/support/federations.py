@@ -102,8 +102,8 @@ class BatchedRuns(SimulatedFederation):
         return True
 
 
-def participation(env: Environment, run: str, t: int) -> Participation:
-    """Who takes part in a round of an environment."""
+def participation(env: Environment, run: str, t: int, reported: Mapping[Metric, Tensor] | None = None) -> Participation:
+    """Who takes part in a round of an environment, given what clients last reported where the sampler reads it."""
     clients = env.clients
     return RoundRng(env.seed, run, t).participation(
         [client.key for client in clients],
@@ -111,6 +111,7 @@ def participation(env: Environment, run: str, t: int) -> Participation:
         np.array(env.load().sizes),
         env.clients_per_round,
         CLIENT_SAMPLERS.parse(env.client_sampler),
+        reported,
     )
 
 

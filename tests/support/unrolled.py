@@ -5,7 +5,7 @@ what every gradient is checked against. Local and server optimisers of others ar
 by autograd through all of their steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.func import functional_call
 from fedunfold import local, server
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.messages import Metric
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import RoundRng, epochs_at
 from fedunfold.core.parts import State
@@ -37,6 +38,8 @@ class Unrolled:
     """β, a and the model's scale of every round, [T]."""
     rejected: frozenset[tuple[int, int]] = frozenset()
     """(t, k) of clients that train in a round of which nothing is used."""
+    reported: Sequence[Mapping[Metric, Tensor]] = ()
+    """What clients had last reported before every round, where the client sampler reads it; a constant."""
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class Unrolled:
         for t, row in enumerate(theta):
             if self.outer == "every-round" and t > 0:
                 total = total + self.evaluation(w, run, t)
-            taking_part = participation(self.env, run, t)
+            taking_part = participation(self.env, run, t, self.reported[t] if self.reported else None)
             here, cohort = taking_part.participating, taking_part.cohort
             steps = [len(self.batches(run, t, k)) if here[k] else 0 for k in clients]
             deltas: dict[int, Tensor] = {}

@@ -1,8 +1,9 @@
 """Both adjoints in float64 against autograd through the fully unrolled run."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fedunfold import server
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.algorithm import Absent, Algorithm
-from fedunfold.core.messages import AbsentLoss
+from fedunfold.core.messages import AbsentLoss, ClientUpdates, Metric, TrainRequest
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer, ServerOptimizer, State
 from fedunfold.engines.simulation import SimulatedFederation
@@ -97,6 +98,18 @@ def federation_of(shape: tuple[int, ...], who: str) -> Environment:
     raise AssertionError("no seed leaves exactly the middle round empty")
 
 
+class Noting(SimulatedFederation):
+    """What clients had last reported is noted for every round."""
+
+    def __init__(self, env: Environment, **more: Any) -> None:
+        super().__init__(env, **more)
+        self.reported: list[Mapping[Metric, Tensor]] = []
+
+    def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
+        self.reported.append(requests[0].reported)
+        return super().train(requests)
+
+
 def relative_error(
     env: Environment,
     model: ModelFactory,
@@ -108,14 +121,14 @@ def relative_error(
 ) -> float:
     """The larger of those of dL/dθ and dL/ds, at step sizes that are not 1."""
     algorithm = replace(algorithm, step_sizes=(0.7, 1.6, 1.2))
-    federation = SimulatedFederation(env, model=model, dtype=torch.float64, memory_budget=memory_budget)
+    federation = Noting(env, model=model, dtype=torch.float64, memory_budget=memory_budget)
     start = federation.initial_model(RUN)
     theta = torch.from_numpy(np.random.default_rng(2).uniform(0.3, 1.0, (env.rounds, len(SIZES))))
     parts = (federation, theta, algorithm, OUTER_LOSSES.make(outer), adjoint)
     (ours,) = unroll_and_grad(*parts, runs=[RUN], models=[start])
     assert {(entry.round, list(SIZES).index(entry.client)) for entry in ours.rejected} == rejected
     unrolled = Unrolled(env, model(), algorithm, outer, first_order=adjoint == "first_order")
-    unrolled.rejected = rejected
+    unrolled.rejected, unrolled.reported = rejected, federation.reported
     loss, *gradients = gradients_of(unrolled, theta, start, RUN)
     assert ours.loss == pytest.approx(loss, rel=1e-12)
     errors = []
@@ -290,6 +303,16 @@ def test_sampled_cohorts(adjoint: AdjointKind, local: str, absent: Absent, reach
     for outer, absent_loss in (("path", "evaluate"), ("balanced", "evaluate"), ("path", "skip")):
         algorithm = Algorithm((LOCAL | STATEFUL)[local], absent=absent, absent_loss=absent_loss)  # type: ignore[arg-type]
         assert relative_error(env, mlp(env), algorithm, outer, adjoint) <= TOLERANCE, (outer, absent_loss)
+
+
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("sampler", ["by-size", "importance", "power-of-choice:candidates=3", "round-robin"])
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+def test_cohorts_by_other_samplers(adjoint: AdjointKind, sampler: str, absent: Absent) -> None:
+    """Who is sampled counts as a constant, also where it depends on the updates of earlier rounds."""
+    env = federation_of((5,), "all").replace(clients_per_round=2, client_sampler=sampler, seed=2)
+    for outer in ("path", "balanced", "every-round"):
+        assert relative_error(env, mlp(env), Algorithm(nova(), absent=absent), outer, adjoint) <= TOLERANCE, outer
 
 
 @pytest.mark.parametrize("absent", ABSENT)

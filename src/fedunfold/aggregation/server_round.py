@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from fedunfold.aggregation.absent import RememberedUpdates, coefficients, eligible_clients, with_memory
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
+from fedunfold.core.messages import ClientUpdates, Metric, OpenSum, OpenUpdates, WeightedSum
 from fedunfold.core.parts import RoundDecision, RoundInfo, State
 
 
@@ -23,6 +24,7 @@ class ServerState:
         memory: Last updates of clients by index, under `remember`.
         direction: u^(t−1), for a rule that decides on a momentum; None before the first step.
         mean: Σ_k α_k m_k of the last round that any update entered, for a rule that reads it; None before the first.
+        reported: What clients last reported of the metrics that the client sampler requires, [K] each.
     """
 
     model: Tensor
@@ -30,6 +32,7 @@ class ServerState:
     memory: Mapping[int, Tensor] = field(default_factory=dict)
     direction: Tensor | None = None
     mean: Tensor | None = None
+    reported: Mapping[Metric, Tensor] = field(default_factory=dict)
 
     @classmethod
     def start(cls, model: Tensor, algorithm: Algorithm) -> "ServerState":
@@ -41,7 +44,7 @@ class ServerState:
         memory = {k: row.double() for k, row in self.memory.items()}
         direction, mean = (None if part is None else part.double() for part in (self.direction, self.mean))
         optimizer = tuple(part.double() if part.is_floating_point() else part for part in self.optimizer)
-        return ServerState(self.model.double(), optimizer, memory, direction, mean)
+        return ServerState(self.model.double(), optimizer, memory, direction, mean, self.reported)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """All of it by name, for a checkpoint."""
@@ -50,6 +53,7 @@ class ServerState:
             tensors["direction"] = self.direction
         if self.mean is not None and self.mean is not self.direction:
             tensors["mean"] = self.mean
+        tensors |= {f"reported-{name}": values for name, values in self.reported.items()}
         return tensors | {f"update-{k}": update for k, update in self.memory.items()}
 
     @classmethod
@@ -64,12 +68,26 @@ class ServerState:
         moments = [own[f"moment-{i}"] for i in range(sum(name.startswith("moment-") for name in own))]
         memory = {int(name.removeprefix("update-")): t for name, t in own.items() if name.startswith("update-")}
         direction = own.get("direction")
-        return cls(model, tuple(moments), dict(sorted(memory.items())), direction, own.get("mean", direction))
+        reported = {name: found[f"reported-{name}"] for name in get_args(Metric) if f"reported-{name}" in found}
+        mean = own.get("mean", direction)
+        return cls(model, tuple(moments), dict(sorted(memory.items())), direction, mean, reported)
 
 
 def with_past(report: ClientUpdates, absent: Absent, server: ServerState) -> ClientUpdates:
     """The report as a rule gets it: with remembered updates, and the direction of the round before."""
     return replace(with_memory(report, absent, server.memory), previous=server.mean)
+
+
+def last_reported(before: Mapping[Metric, Tensor], report: ClientUpdates) -> Mapping[Metric, Tensor]:
+    """What the client sampler reads in later rounds, with what those who participated reported in this one."""
+    if report.selection is None:
+        return before
+    after = {}
+    for name in sorted(report.selection.sampler.required_metrics):
+        now = report.metric(name).double().cpu()
+        known = report.participated.cpu() & now.isfinite()
+        after[name] = torch.where(known, now, before.get(name, torch.full_like(now, torch.nan)))
+    return after
 
 
 @dataclass(frozen=True)
@@ -154,5 +172,6 @@ def _aggregate(
         if isinstance(report.updates, OpenUpdates):
             fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
-    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean)
+    reported = last_reported(server.reported, report)
+    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean, reported)
     return after, Aggregated(participated, eligible, entered, direction, info)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, PlainValidator
 
+from fedunfold.core.messages import Metric
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.settings import Count, Settings, shown
 from fedunfold.core.task import TASKS, Task
@@ -19,7 +20,13 @@ def _printable(name: str) -> str:
 
 
 def _known_sampler(name: str) -> str:
-    CLIENT_SAMPLERS.parse(name)
+    sampler = CLIENT_SAMPLERS.parse(name)
+    numbers = [metric for metric in get_args(Metric) if metric != "gradients"]
+    if strange := sorted(sampler.required_metrics.difference(numbers)):
+        raise ValueError(
+            f"client sampler '{sampler.name}' requires '{strange[0]}', which is no number that clients report; "
+            f"choose among {', '.join(numbers)}"
+        )
     return name
 
 

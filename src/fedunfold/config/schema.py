@@ -55,7 +55,8 @@ class Environment(Settings):
         lr: The clients' local learning rate η.
         seed: Randomness of training; who holds which data does not depend on it.
         clients_per_round: How many clients are drawn each round; all of them when None.
-        client_sampler: How they are drawn.
+        client_sampler: How they are drawn: uniform, by-size, importance, power-of-choice or round-robin, or another by
+            its name and settings (`selection`).
         holdout: The part of its rows that every client keeps from training and is tested on by itself.
         server_rows: How many rows the server gets of the clients', drawn among all of them; no client trains on them.
         class_names: The classes in the order of their numbers; they fix how many classes there are.

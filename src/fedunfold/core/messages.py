@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
-from fedunfold.core.parts import LocalOptimizer, OuterLoss
+from fedunfold.core.parts import LocalOptimizer, OuterLoss, Selection
 from fedunfold.core.server_data import ServerData
 from fedunfold.core.task import ACCURACY, PrimaryMetric
 
@@ -70,6 +70,7 @@ class TrainRequest:
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
         curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
+        reported: What clients last reported of the metrics that the client sampler requires, [K] each.
     """
 
     run: str
@@ -84,6 +85,7 @@ class TrainRequest:
     compares_updates: bool = False
     broadcast: Broadcast | None = None
     curvature: bool = True
+    reported: Mapping[Metric, Tensor] = field(default_factory=dict)
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -231,6 +233,7 @@ class ClientUpdates:
         remembered: m_k of all clients that enter the round, where the server remembers updates of earlier rounds.
         previous: Σ_k α_k m_k of the last round that any update entered, [d]; None before the first.
         cohort: Who was sampled for the round, [K]; by default everybody. Only one of the cohort can be absent.
+        selection: How the cohort was sampled; None where it was not by one of the client samplers.
         metrics: What the clients reported beside their updates.
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
@@ -239,10 +242,8 @@ class ClientUpdates:
         server_data: Rows that the server holds itself; None where it holds none.
 
     >>> import fedunfold as fu
-    >>> @fu.rule()
-    ... def equal_among_participants(updates, state):
-    ...     return updates.participated.double() / updates.participated.sum(), state
-    >>> fu.run("digits-label-skew", equal_among_participants).weights[0].tolist()
+    >>> equal = lambda updates, state: (updates.participated.double() / updates.participated.sum(), state)
+    >>> fu.run("digits-label-skew", equal).weights[0].tolist()
     [0.2, 0.2, 0.2, 0.2, 0.2]
     """
 
@@ -255,6 +256,7 @@ class ClientUpdates:
     remembered: UpdateSet | None = None
     previous: Tensor | None = None
     cohort: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    selection: Selection | None = None
     metrics: ClientMetrics = ClientMetrics()
     outer: OuterTerms = OuterTerms()
     layout: ParamLayout = field(default_factory=ParamLayout)
@@ -275,9 +277,7 @@ class ClientUpdates:
         """What clients reported under this name, on the device it came on."""
         value: Tensor | None = getattr(self.metrics, name)
         if value is None:
-            raise InputError(
-                f"round {self.round} was reported without '{name}'; name it in the rule's required metrics."
-            )
+            raise InputError(f"round {self.round} was reported without '{name}'; name it in the required metrics.")
         return value
 
     def accept(self, accepted: Tensor) -> "ClientUpdates":
@@ -292,9 +292,8 @@ class ClientUpdates:
         def without(values: Tensor | None) -> Tensor | None:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
-        names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
-        reported = {name: without(getattr(self.metrics, name)) for name in names}
-        own = None if gradients is None else gradients[accepted.to(gradients.device)]
+        reported = {name: without(getattr(self.metrics, name)) for name in ("loss", "start_loss", "accuracy", "norm")}
+        own = None if (gradients := self.metrics.gradients) is None else gradients[accepted.to(gradients.device)]
         updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
         steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported, gradients=own)
         return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)

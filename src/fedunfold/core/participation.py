@@ -4,14 +4,20 @@ All of it is a pure function of (seed, run, round, client id, epoch): the order 
 matter, and a round can be repeated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedunfold.core import rng
 from fedunfold.core.errors import InputError
-from fedunfold.core.parts import ClientSampler
+from fedunfold.core.parts import ClientSampler, KnownClients, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedunfold.core.messages import Metric
 
 
 @dataclass(frozen=True)
@@ -21,10 +27,12 @@ class Participation:
     Attributes:
         cohort: Who was sampled.
         participating: Who of the cohort can be reached, and trains.
+        selection: How the cohort was sampled; None where it was not by a sampler.
     """
 
     cohort: np.ndarray
     participating: np.ndarray
+    selection: Selection | None = None
 
     @property
     def absent(self) -> np.ndarray:
@@ -65,6 +73,7 @@ class RoundRng:
         num_examples: np.ndarray,
         clients_per_round: int | None,
         sampler: ClientSampler,
+        reported: "Mapping[Metric, Tensor] | None" = None,
     ) -> Participation:
         """Sample the cohort, then draw who of it can be reached.
 
@@ -74,15 +83,24 @@ class RoundRng:
             num_examples: N_k.
             clients_per_round: C; None where everybody is in the cohort.
             sampler: How the cohort is sampled.
+            reported: What clients last reported of the sampler's metrics, [K] each; nothing in the first round.
         """
-        cohort = np.ones(len(client_ids), dtype=bool)
-        if clients_per_round is not None and clients_per_round < len(client_ids):
+        clients = len(client_ids)
+        found = reported or {}
+        metrics = {
+            name: np.asarray(found[name]) if name in found else np.full(clients, np.nan)
+            for name in sampler.required_metrics
+        }
+        known = KnownClients(self.round, client_ids, num_examples, metrics)
+        selection = Selection(sampler, known, clients if clients_per_round is None else clients_per_round)
+        cohort = np.ones(clients, dtype=bool)
+        if selection.count < clients:
             tickets = self._uniforms("sampling", client_ids)
-            chosen = set(np.asarray(sampler.sample(tickets, num_examples, clients_per_round)).tolist())
-            if len(chosen) != clients_per_round or not chosen <= set(range(len(client_ids))):
+            chosen = set(np.asarray(sampler.sample(tickets, known, selection.count)).tolist())
+            if len(chosen) != selection.count or not chosen <= set(range(clients)):
                 raise InputError(
-                    f"round {self.round}: client sampler '{sampler.name}' must name {clients_per_round} different "
-                    f"clients by their indices from 0 to {len(client_ids) - 1}, not {sorted(chosen)}."
+                    f"round {self.round}: client sampler '{sampler.name}' must name {selection.count} different "
+                    f"clients by their indices from 0 to {clients - 1}, not {sorted(chosen)}."
                 )
             cohort[:] = False
             cohort[list(chosen)] = True
@@ -90,7 +108,7 @@ class RoundRng:
         reachable = cohort.copy()
         drawn = np.flatnonzero(cohort & (likely < 1))
         reachable[drawn] = self._uniforms("presence", [client_ids[k] for k in drawn.tolist()]) < likely[drawn]
-        return Participation(cohort, reachable)
+        return Participation(cohort, reachable, selection)
 
     def _uniforms(self, purpose: str, client_ids: Sequence[str]) -> np.ndarray:
         return rng.uniforms(self.seed, purpose, (self.run, self.round), client_ids)

@@ -6,8 +6,8 @@ from its name and settings (`Part.describe`, `registry.Registry.make`). Where th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from fedunfold.core.registry import Registry
 from fedunfold.core.row_losses import Slopes, row_losses
 
 if TYPE_CHECKING:
+    from fedunfold.core.messages import Metric
     from fedunfold.core.task import Task
 
 State = tuple[Tensor, ...]
@@ -214,18 +215,66 @@ class OuterLoss(Part, ABC):
 
 
 @dataclass(frozen=True)
+class KnownClients:
+    """What the server knows of the K clients before it samples a cohort; arrays are [K].
+
+    Attributes:
+        round: t.
+        client_ids: Their names.
+        num_examples: N_k.
+        metrics: Of every metric that the sampler requires what each client reported when it participated last; NaN for
+            one that has not yet.
+    """
+
+    round: int
+    client_ids: Sequence[str]
+    num_examples: np.ndarray
+    metrics: "Mapping[Metric, np.ndarray]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ClientSampler(Part, ABC):
-    """Who is sampled for a round."""
+    """Who is sampled for a round: a pure function of tickets and of what the server knows, and not of the order of the
+    clients. It is asked only where fewer than all are sampled."""
+
+    required_metrics: "ClassVar[frozenset[Metric]]" = frozenset()
+    """What clients have to report for it, a number each; the server remembers the last ones of each client."""
 
     @abstractmethod
-    def sample(self, tickets: np.ndarray, num_examples: np.ndarray, count: int) -> np.ndarray:
+    def sample(self, tickets: np.ndarray, known: KnownClients, count: int) -> np.ndarray:
         """Indices of the clients sampled for a round.
 
         Args:
             tickets: A number for each client, uniform in [0, 1), drawn anew every round: all randomness there is.
-            num_examples: N_k.
+            known: What the server knows of the clients.
             count: C, how many to sample.
         """
+
+    def inclusion(self, known: KnownClients, count: int) -> np.ndarray | None:
+        """π_k, the probability with which `sample` names client k, [K]; None where it is not known, and weights that
+        make up for it (the rule `unbiased`) cannot be had."""
+        return None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the cohort of a round was sampled.
+
+    Attributes:
+        sampler: By which sampler.
+        known: What the server knew.
+        count: C; with C = K everybody is in the cohort.
+    """
+
+    sampler: ClientSampler
+    known: KnownClients
+    count: int
+
+    @property
+    def inclusion(self) -> np.ndarray | None:
+        """π_k, [K], where they are known."""
+        everybody = len(self.known.client_ids)
+        return np.ones(everybody) if self.count >= everybody else self.sampler.inclusion(self.known, self.count)
 
 
 @dataclass(frozen=True)

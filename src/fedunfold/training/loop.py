@@ -126,8 +126,8 @@ def _next_round(
 ) -> list[RunState]:
     """Round t of every run; the states before it stay as they are."""
     requests = [
-        algorithm.request(run, t, state.server.model, required_metrics=requested_metrics(rule))
-        for run, state in zip(runs, states, strict=True)
+        algorithm.request(run, t, now.model, required_metrics=requested_metrics(rule), reported=now.reported)
+        for run, now in zip(runs, (state.server for state in states), strict=True)
     ]
     trained = zip(federation.train(requests), states, strict=True)
     arrived = [(report, state.clock) if clock is None else clock(report, state.clock) for report, state in trained]

@@ -3,16 +3,16 @@
 A name is [prefix-]base. The base says how clients and server train, the prefix how clients are weighted (any registered
 rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-):
 
-| base       | local optimiser | server   |   | prefix   | weights             |
-|------------|-----------------|----------|---|----------|---------------------|
-| fedavg     | sgd             | sgd      |   | (none)   | size, N_k/N         |
-| fedprox    | prox            | sgd      |   | dr-      | dynamic reweighting |
-| fednova    | nova            | sgd      |   | uniform- | 1/K                 |
-| fedavgm    | sgd             | momentum |   | adp-     | FedAdp              |
-| fedadam    | sgd             | adam     |   | fa-      | FedFa               |
-| fedyogi    | sgd             | yogi     |   | duw-     | learned             |
-| fedadagrad | sgd             | adagrad  |   |          |                     |
-| fedexp     | sgd             | exp      |   | law-     | FedLAW              |
+| base       | local optimiser | server   |   | prefix    | weights             |
+|------------|-----------------|----------|---|-----------|---------------------|
+| fedavg     | sgd             | sgd      |   | (none)    | size, N_k/N         |
+| fedprox    | prox            | sgd      |   | dr-       | dynamic reweighting |
+| fednova    | nova            | sgd      |   | uniform-  | 1/K                 |
+| fedavgm    | sgd             | momentum |   | adp-      | FedAdp              |
+| fedadam    | sgd             | adam     |   | fa-       | FedFa               |
+| fedyogi    | sgd             | yogi     |   | duw-      | learned             |
+| fedadagrad | sgd             | adagrad  |   | unbiased- | N_k/N over π_k      |
+| fedexp     | sgd             | exp      |   | law-      | FedLAW              |
 
 ``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg. ``fedunfold`` is the
 pre-trained rule with the server it is for, and so is every other rule that comes with the package, by its name such as

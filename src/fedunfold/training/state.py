@@ -44,11 +44,12 @@ class RunState:
 
     def _check(self) -> None:
         """ValueError where this is not the state of one run: rows [K] for every round."""
-        rows = [row.shape for row in (*self.weights, *self.participated, *self.log_norms)]
+        reported = self.server.reported.values()
+        rows = [row.shape for row in (*self.weights, *self.participated, *self.log_norms, *reported)]
         counts = {len(self.weights), len(self.participated), len(self.evaluations), len(self.log_norms)}
         if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
             raise ValueError("its rounds are not alike")
-        numbers = all(row.is_floating_point() for row in (*self.weights, *self.log_norms))
+        numbers = all(row.is_floating_point() for row in (*self.weights, *self.log_norms, *reported))
         if not (numbers and all(row.dtype == torch.bool for row in self.participated)):
             raise ValueError("its rounds are of other types")
 

@@ -149,12 +149,11 @@ def unroll_decisions(
             _ForwardPass(ServerState.start(model, algorithm), opened.enter_context(UpdateStore(storage)))
             for model in models
         ]
+        named = list(zip(runs, forward, strict=True))
         for t in range(rounds):
-            requests = [request(run, t, now.server.model) for run, now in zip(runs, forward, strict=True)]
+            requests = [request(run, t, now.server.model, reported=now.server.reported) for run, now in named]
             _forward_round(forward, federation, requests, decide, algorithm)
-        final = federation.outer_loss(
-            [request(run, rounds, now.server.model) for run, now in zip(runs, forward, strict=True)]
-        )
+        final = federation.outer_loss([request(run, rounds, now.server.model) for run, now in named])
         backward = [
             (Exact if through_steps else FirstOrder)(done.layers, last.gradient, algorithm, federation.lr)
             for done, last in zip(forward, final, strict=True)

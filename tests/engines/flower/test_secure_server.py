@@ -97,6 +97,16 @@ def test_runs(rule: WeightingRule, absent: Any) -> None:
     assert there.scores == here.scores
 
 
+@pytest.mark.parametrize("sampler", ["importance", "power-of-choice"])
+def test_cohorts_by_what_clients_reported(sampler: str) -> None:
+    """Norms and losses are single numbers, which the server gets beside secure sums too."""
+    env = five(clients_per_round=3, client_sampler=sampler, seed=3)
+    here, there = (run_rounds(f, size(), 4)[0] for f in (simulated(env), secure(env)))
+    assert torch.equal(here.participated, there.participated)
+    assert len({tuple(row) for row in here.participated.tolist()}) > 1
+    torch.testing.assert_close(there.model, here.model, **TOLERANCE)
+
+
 def unfolded(clients: Any, adjoint: AdjointKind, outer: Any = "path", **algorithm: Any) -> UnrolledResult:
     theta = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
     return at(theta, clients, adjoint, outer, **algorithm)

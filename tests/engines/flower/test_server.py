@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
-from fedunfold.core.messages import Broadcast, TrainRequest
+from fedunfold.core.messages import Broadcast, ClientUpdates, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, TrainInstruction
@@ -20,8 +20,9 @@ from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
 from fedunfold.engines.flower.wire import instruction_record, read_instruction
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
-from fedunfold.rules import dr, fedadp, fedfa, size
+from fedunfold.rules import Rule, dr, fedadp, fedfa, size
 from fedunfold.rules.rule import WeightingRule
+from fedunfold.rules.size import size_shares
 from fedunfold.server import adam
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
@@ -154,6 +155,41 @@ def test_gradients_with_sampled_clients(adjoint: AdjointKind, absent: Any) -> No
     algorithm, outer = Algorithm(nova(), absent=absent), OUTER_LOSSES.make("balanced")
     here, there = (
         unroll_and_grad(f, theta, algorithm, outer, adjoint, runs=["learn-0"], models=[f.initial_model("learn-0")])[0]
+        for f in (simulated(env), remote(env))
+    )
+    assert there.loss == pytest.approx(here.loss, rel=1e-12)
+    torch.testing.assert_close(there.gradient, here.gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent_loss", ["evaluate", "skip"])
+@pytest.mark.parametrize("sampler", ["by-size", "importance", "power-of-choice:candidates=5", "round-robin"])
+def test_every_sampler_draws_the_simulations_cohorts(sampler: str, absent_loss: Any) -> None:
+    """By what clients report over the network: the same losses and norms lead to the same cohorts."""
+    env = tiny(MANY, rounds=8, clients_per_round=2, participation_probability=0.8, seed=1, client_sampler=sampler)
+    cohorts: list[list[bool]] = []
+
+    def weigh(report: ClientUpdates, state: None) -> tuple[Tensor, None]:
+        cohorts.append(report.cohort.tolist())
+        return size_shares(report), None
+
+    algorithm = Algorithm(nova(), absent="drop", absent_loss=absent_loss)
+    here, there = (
+        run_rounds(f, Rule("watching", weigh), 8, algorithm=algorithm)[0] for f in (simulated(env), remote(env))
+    )
+    assert cohorts[:8] == cohorts[8:]
+    assert len(set(map(tuple, cohorts))) > 2
+    assert torch.equal(here.participated, there.participated)
+    torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", ["first_order", "exact"])
+@pytest.mark.parametrize("sampler", ["importance", "power-of-choice"])
+def test_gradients_with_cohorts_by_what_clients_reported(adjoint: AdjointKind, sampler: str) -> None:
+    env = tiny(MANY, clients_per_round=3, participation_probability=0.7, seed=1, client_sampler=sampler)
+    theta = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    outer = OUTER_LOSSES.make("balanced")
+    here, there = (
+        unroll_and_grad(f, theta, Algorithm(nova()), outer, adjoint, runs=["a"], models=[f.initial_model("a")])[0]
         for f in (simulated(env), remote(env))
     )
     assert there.loss == pytest.approx(here.loss, rel=1e-12)

@@ -12,6 +12,7 @@ from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import (
     Aggregator,
     ClientSampler,
+    KnownClients,
     LocalOptimizer,
     OuterLoss,
     RoundInfo,
@@ -114,5 +115,5 @@ class Largest(ClientSampler):
 
     name: ClassVar[str] = "largest"
 
-    def sample(self, tickets: np.ndarray, num_examples: np.ndarray, count: int) -> np.ndarray:
-        return np.argsort(-num_examples)[:count]
+    def sample(self, tickets: np.ndarray, known: KnownClients, count: int) -> np.ndarray:
+        return np.argsort(-known.num_examples)[:count]

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from fedunfold.config import Environment, ModelSpec, environment
-from fedunfold.config.fields import BatchSize, Client, Rounds, TaskField
+from fedunfold.config.fields import BatchSize, Client, Rounds, SamplerName, TaskField
 from fedunfold.config.model import Model, model_factory
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
@@ -118,6 +118,7 @@ class FederationConfig(Settings):
         epochs: E_k, the same for all.
         model: What is trained; any other model is given to the functions below.
         clients_per_round: C, how many clients are sampled for a round; None for all.
+        client_sampler: How they are sampled.
         seed: Of all randomness.
     """
 
@@ -129,6 +130,7 @@ class FederationConfig(Settings):
     epochs: Annotated[Count, AfterValidator(EPOCHS.check)] = 1
     model: ModelSpec = ModelSpec()
     clients_per_round: Count | None = None
+    client_sampler: SamplerName = "uniform"
     seed: Natural = 0
 
 

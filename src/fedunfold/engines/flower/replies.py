@@ -148,6 +148,7 @@ def merge_replies(
         num_steps=torch.from_numpy(np.where(participated, num_steps, 0)),
         updates=OpenUpdates(torch.from_numpy(clients), rows("updates")),
         cohort=torch.from_numpy(participation.cohort),
+        selection=participation.selection,
         metrics=ClientMetrics(column("loss"), column("start_loss"), column("accuracy"), column("norm"), gradients),
         outer=OuterTerms() if request.outer is None else _outer_terms(request, replies, trained),
         layout=layout,

@@ -114,7 +114,8 @@ class RemoteFederation:
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         """One round of local training from w^(t), for every run."""
-        return [self._train(request) for request in requests]
+        of_sampler = self._sampler.required_metrics
+        return [self._train(replace(r, required_metrics=r.required_metrics | of_sampler)) for r in requests]
 
     def vjp(
         self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
@@ -188,6 +189,7 @@ class RemoteFederation:
             self._num_examples,
             env.clients_per_round,
             self._sampler,
+            request.reported,
         )
 
     def _named(self, chosen: np.ndarray) -> list[str]:

@@ -1,7 +1,7 @@
 """The minibatches of a round: drawn on the host, uploaded to where local training runs, and read there."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.core.messages import Metric
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.data.arrays import Inputs, cast, map_inputs, take, tensors
@@ -154,9 +155,16 @@ class BatchSampler:
         self._ahead: tuple[Clients, BatchPlan] | None = None
         self._uploaded: DeviceBatchPlan | None = None
 
-    def participation(self, rng: RoundRng) -> Participation:
-        """Who takes part in a round."""
-        return rng.participation(self._data.keys, self._probabilities, self.sizes, self._cohort_size, self._sampler)
+    @property
+    def required_metrics(self) -> frozenset[Metric]:
+        """What clients have to report for the sampling of later cohorts."""
+        return self._sampler.required_metrics
+
+    def participation(self, rng: RoundRng, reported: Mapping[Metric, Tensor]) -> Participation:
+        """Who takes part in a round, given what clients last reported."""
+        return rng.participation(
+            self._data.keys, self._probabilities, self.sizes, self._cohort_size, self._sampler, reported
+        )
 
     def slices(self, t: int) -> list[ClientSlice]:
         """All clients' rows in round t, made once for all runs that are in it."""

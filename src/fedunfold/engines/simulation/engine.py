@@ -143,7 +143,11 @@ class SimulatedFederation:
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         """One round of every run. On a GPU their clients train together."""
         with self._threads():
-            rounds = [self._context(request) for request in requests]
+            of_sampler = self._sampler.required_metrics
+            rounds = [
+                self._context(replace(request, required_metrics=request.required_metrics | of_sampler))
+                for request in requests
+            ]
             if self._batches_runs(requests):
                 return self._train(rounds)
             return [self._train([context])[0] for context in rounds]
@@ -242,8 +246,8 @@ class SimulatedFederation:
         return [self._report(*of_run) for of_run in zip(rounds, results, absent, strict=True)]
 
     def _draw_ahead(self, rounds: Sequence[RoundContext]) -> None:
-        """Draw the next round's minibatches while a GPU is busy with this one's."""
-        if self.device.type == "cpu":
+        """Draw the next round's minibatches while a GPU is busy with this one's, unless who trains depends on it."""
+        if self.device.type == "cpu" or self._sampler.required_metrics:
             return
         requests = [replace(context.request, round=context.request.round + 1) for context in rounds]
         following = [self._context(request) for request in requests]
@@ -279,6 +283,7 @@ class SimulatedFederation:
             num_steps=torch.from_numpy(np.where(context.participating, context.steps, 0)),
             updates=OpenUpdates(torch.from_numpy(context.clients), result.updates, norms),
             cohort=torch.from_numpy(context.cohort),
+            selection=context.selection,
             metrics=self._metrics(context, result, losses),
             outer=result.outer_terms(context, *outer_terms),
             layout=self.layout,

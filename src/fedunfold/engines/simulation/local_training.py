@@ -12,7 +12,7 @@ from torch import Tensor
 from fedunfold.core.messages import OuterTerms, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation, RoundRng
-from fedunfold.core.parts import OuterLoss
+from fedunfold.core.parts import OuterLoss, Selection
 from fedunfold.core.threading import threads_for
 from fedunfold.engines.simulation.backend import Backend, sums_gradients
 from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums
@@ -32,6 +32,7 @@ class RoundContext:
         steps: τ_k; 0 for those who do not.
         step_sizes: η_k = η c_k inside the loop.
         update_scale: The factor on w_k − w^(t) after it.
+        selection: How the cohort was sampled.
     """
 
     request: TrainRequest
@@ -42,6 +43,7 @@ class RoundContext:
     steps: np.ndarray
     step_sizes: np.ndarray
     update_scale: np.ndarray
+    selection: Selection | None = None
 
     @classmethod
     def of(
@@ -49,14 +51,15 @@ class RoundContext:
     ) -> "RoundContext":
         """The round of a request, with those who are drawn for it, or with others."""
         rng = RoundRng(sampler.seed, request.run, request.round)
-        taking_part = sampler.participation(rng) if taking_part is None else taking_part
+        taking_part = sampler.participation(rng, request.reported) if taking_part is None else taking_part
         cohort, participating = taking_part.cohort, taking_part.participating
         slices = sampler.slices(request.round)
         steps = np.where(participating, [own.steps(sampler.batch_size) for own in slices], 0)
         scales = request.optimizer.scales(np.where(cohort, sampler.sizes, 0), steps, lr)
         if (broadcast := request.broadcast) is not None:
             scales = np.full(len(slices), broadcast.step_scale), np.full(len(slices), broadcast.update_scale)
-        return cls(request, rng, slices, cohort, participating, steps, lr * scales[0], scales[1])
+        step_sizes, after = lr * scales[0], scales[1]
+        return cls(request, rng, slices, cohort, participating, steps, step_sizes, after, taking_part.selection)
 
     @cached_property
     def clients(self) -> np.ndarray:
