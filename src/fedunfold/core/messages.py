@@ -234,6 +234,9 @@ class ClientUpdates:
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
         rejected: Clients whose contribution cannot be used, and why; they count as absent.
+        label_counts: How many samples of each class client k has, [K, C]; None or C = 0 where it is not known.
+        lr: η, the clients' learning rate; None where it is not known.
+        model: w^(t), [d]; None where it is not known.
 
     >>> import fedunfold as fu
     >>> @fu.rule()
@@ -256,6 +259,9 @@ class ClientUpdates:
     outer: OuterTerms = OuterTerms()
     layout: ParamLayout = field(default_factory=ParamLayout)
     rejected: Mapping[str, str] = field(default_factory=dict)
+    label_counts: Tensor | None = None
+    lr: float | None = None
+    model: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not len(self.cohort):
@@ -270,9 +276,7 @@ class ClientUpdates:
         """What clients reported under this name, on the device it came on."""
         value: Tensor | None = getattr(self.metrics, name)
         if value is None:
-            raise InputError(
-                f"round {self.round} was reported without '{name}'; name it in the rule's required metrics."
-            )
+            raise InputError(f"round {self.round} was reported without '{name}'; name it in the required metrics.")
         return value
 
     def accept(self, accepted: Tensor) -> "ClientUpdates":
@@ -290,14 +294,9 @@ class ClientUpdates:
         names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
         reported = {name: without(getattr(self.metrics, name)) for name in names}
         own = None if gradients is None else gradients[accepted.to(gradients.device)]
-        return replace(
-            self,
-            participated=participated,
-            num_steps=torch.where(participated, self.num_steps, 0),
-            updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(**reported, gradients=own),
-            outer=outer,
-        )
+        updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
+        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported, gradients=own)
+        return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ client that does not answer in time, or whose reply cannot be used, is absent in
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,7 +171,8 @@ class RemoteFederation:
     ) -> ClientUpdates:
         """The updates of a round from the replies to it."""
         steps, participation = self._num_steps(request.round), self._participation(request)
-        return merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
+        report = merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
+        return replace(report, label_counts=self._label_counts, lr=self.lr)
 
     # --- who takes part ----------------------------------------------------------------------------------
 
