@@ -83,7 +83,7 @@ class ParamLayout:
     def split_layers(self, vectors: Tensor) -> tuple[Tensor, ...]:
         """The layers [..., d_l] of vectors [..., d], without buffers; all as one where nothing is known of them."""
         params = self.params(vectors)
-        return torch.split(params, self.layer_sizes or params.shape[-1], -1)
+        return torch.split(params, list(self.layer_sizes) or params.shape[-1], -1)
 
     def params(self, vectors: Tensor) -> Tensor:
         """The part [..., num_params] of vectors [..., d] that is trained."""

@@ -49,11 +49,11 @@ def afl(gamma: float = 0.1) -> Rule:
         known = dict(mixture or {})  # client id -> λ_k
         names = list(dict.fromkeys([*known, *report.client_ids]))
         losses = report.metric("start_loss").cpu().double()
-        heard = torch.where(report.participated.cpu().bool(), losses, 0.0).nan_to_num(0.0).tolist()
-        climbed = {name: known.get(name, 1 / len(names)) for name in names}
-        for name, loss in zip(report.client_ids, heard, strict=True):
-            climbed[name] += gamma * loss
-        after = dict(zip(names, project_to_simplex(torch.tensor(list(climbed.values())).double()).tolist(), strict=True))
+        losses = torch.where(report.participated.cpu().bool(), losses, 0.0).nan_to_num(0.0)
+        heard = dict(zip(report.client_ids, losses.tolist(), strict=True))
+        climbed = [known.get(name, 1 / len(names)) + gamma * heard.get(name, 0.0) for name in names]
+        projected = project_to_simplex(torch.tensor(climbed, dtype=torch.float64))
+        after = dict(zip(names, projected.tolist(), strict=True))
         share = torch.zeros(len(report.client_ids), dtype=torch.float64)
         clients = report.entering.clients.cpu()
         share[clients] = torch.tensor([after[report.client_ids[k]] for k in clients.tolist()], dtype=torch.float64)

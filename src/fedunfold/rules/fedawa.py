@@ -94,8 +94,8 @@ def loss_gradient(logits: Tensor, turns: Tensor, products: Tensor) -> Tensor:
 def geometry(updates: Tensor, model: Tensor) -> tuple[Tensor, Tensor]:
     """1 − cos(w, w_k) [n] and ⟨Δ_j, Δ_k⟩ [n, n]; only these leave the device.
 
-    With r = ‖w‖ and s = ‖w_k‖, 1 − cos = (‖Δ_k‖² − (s − r)²)/(2 r s), which keeps its digits where the two nearly agree.
-    A model of zeros has the cosine 0 with every other.
+    With r = ‖w‖ and s = ‖w_k‖, 1 − cos = (‖Δ_k‖² − (s − r)²)/(2 r s), which keeps its digits where the two nearly
+    agree. A model of zeros has the cosine 0 with every other.
     """
     products, along = (updates @ updates.T).cpu().double(), (updates @ model.to(updates)).cpu().double()
     squares, r = products.diagonal(), float(model.double().norm())

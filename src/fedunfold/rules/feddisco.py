@@ -11,6 +11,8 @@ from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules.rule import RULES, Rule, State
 from fedunfold.rules.size import size_shares
 
+ROUNDING = 1e-12  # what is left of the divergence of balanced labels, which would become that of one client
+
 
 @RULES.register("feddisco")
 def feddisco(a: float = 0.5, b: float = 0.1, *, distance: Literal["kl", "l2"] = "kl") -> Rule:
@@ -55,8 +57,8 @@ def feddisco(a: float = 0.5, b: float = 0.1, *, distance: Literal["kl", "l2"] = 
         counts = report.label_counts
         if counts is None or counts.shape[1] < 2:
             raise InputError(
-                f"round {report.round}: rule 'feddisco' needs the label counts of every client, which are not known here; "
-                "train on classes that clients count when they register, or choose another rule."
+                f"round {report.round}: rule 'feddisco' needs the label counts of every client, which are not known "
+                "here; train on classes that clients count when they register, or choose another rule."
             )
         clients = report.entering.clients.cpu()
         if not len(clients):
@@ -78,6 +80,8 @@ def _discrepancies(counts: Tensor, distance: str) -> Tensor:
     labels = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
     if distance == "l2":
         found: Tensor = (labels - 1 / classes).norm(dim=1)
-        return found
-    divergences = torch.special.xlogy(labels, classes * labels).sum(1).clamp(min=0)  # rounding leaves less than 0
-    return divergences / divergences.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    else:
+        divergences = torch.special.xlogy(labels, classes * labels).sum(1)
+        divergences = torch.where(divergences > ROUNDING, divergences, 0.0)
+        found = divergences / divergences.sum().clamp(min=ROUNDING)
+    return found

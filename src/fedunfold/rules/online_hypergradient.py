@@ -35,8 +35,9 @@ def online_hypergradient(step_size: float = 1.0, lr: float | None = None) -> Rul
         step_size: α ≥ 0; the default is ours. 0 is FedAvg.
         lr: η; by default the clients' learning rate. Ordinary Flower clients do not tell theirs: give it there.
 
-    Reference: after FedHAW, Nakai-Kasai and Wadayama 2026. Ours is not theirs: they scale models, w^(t+1) = γ Σ Θ_k w_k,
-    take ⟨∇f, w_k⟩ and the diagonal of the softmax's derivative alone, and do not divide by τ_l.
+    Reference: after FedHAW, Nakai-Kasai and Wadayama 2026. Ours is not theirs: their published code scales models,
+    w^(t+1) = γ Σ Θ_k w_k, takes ⟨∇f, w_k⟩ and the diagonal of the softmax's derivative alone, and does not divide by
+    τ_l.
 
     In the second round everybody goes on to the right, where only ann led in the first one:
 
@@ -94,8 +95,8 @@ def _gradient_shares(report: ClientUpdates, lr: float | None) -> Tensor:
     eta = report.lr if lr is None else lr
     if eta is None:
         raise InputError(
-            f"round {report.round}: rule 'online-hypergradient' needs the clients' learning rate, which they do not tell "
-            "here; give it as online_hypergradient(lr=…)."
+            f"round {report.round}: rule 'online-hypergradient' needs the clients' learning rate, which they do not "
+            "tell here; give it as online_hypergradient(lr=…)."
         )
     if not (steps > 0).all():
         silent = report.client_ids[int(clients[(steps <= 0).nonzero()[0]])]

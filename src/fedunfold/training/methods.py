@@ -16,8 +16,8 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedlws     | sgd             | fedlws   |   |          |                     |
 
 ``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg, and ``feddisco``, ``q-fedavg``, ``afl``,
-``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg. ``fedunfold`` is the pre-trained rule with the
-server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
+``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg. ``fedunfold`` is the pre-trained
+rule with the server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
 ``fedunfold-table`` learns weights for one federation in the way we recommend: nova's local optimiser, learned weights
 and step sizes, and a server that remembers absent clients.
 """
