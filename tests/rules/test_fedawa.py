@@ -95,9 +95,10 @@ def test_remembered_updates_enter() -> None:
     late = report([10, 10], participated=[True, False], updates=[[1.0, 0.0]], model=[1.0, 0.0])
     memory = {0: torch.tensor([1.0, 0.0]), 1: torch.tensor([-1.0, 0.0])}
     remembering = type(late)(**vars(late) | {"remembered": RememberedUpdates(memory, torch.zeros(0, 2))})
-    assert weigh(fedawa(), remembering)[0].tolist() == weigh(
-        fedawa(), report([10, 10], updates=[[1.0, 0.0], [-1.0, 0.0]], model=[1.0, 0.0])
-    )[0].tolist()
+    assert (
+        weigh(fedawa(), remembering)[0].tolist()
+        == weigh(fedawa(), report([10, 10], updates=[[1.0, 0.0], [-1.0, 0.0]], model=[1.0, 0.0]))[0].tolist()
+    )
 
 
 @pytest.mark.parametrize("updates", [[[1.0, 2.0]] * 3, [[0.0, 0.0]] * 3, [[-3.0, 1.0], [0.0, 0.0], [0.0, 0.0]]])
