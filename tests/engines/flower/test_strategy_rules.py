@@ -1,6 +1,7 @@
-"""Every rule in a WeightedStrategy: the numbers of a simulated run where its clients can serve it, an error where not."""
+"""Every rule in a WeightedStrategy: the numbers of a simulated run where clients can serve it, an error where not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,9 @@ class Clients:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_it_is_the_simulated_run(rule: WeightingRule, absent: Any) -> None:
     federation = simulated(flaky())
-    algorithm = Algorithm(absent=absent, absent_loss="skip")
-    (expected,) = run_rounds(federation, for_rounds(rule, ROUNDS), ROUNDS, algorithm=algorithm)
     strategy, model = Clients(federation).run(rule, absent=absent)
+    algorithm = replace(strategy.algorithm, absent_loss="skip")  # some rules bring a server of their own
+    (expected,) = run_rounds(federation, for_rounds(rule, ROUNDS), ROUNDS, algorithm=algorithm)
     assert not expected.participated.all()
     torch.testing.assert_close(model, expected.model, rtol=1e-9, atol=1e-10)
     found = [[row[name] for name in NAMES.values()] for row in strategy.weights]
