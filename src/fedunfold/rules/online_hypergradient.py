@@ -15,7 +15,7 @@ LOG_SCALE = math.log(10)  # γ stays between 1/10 and 10
 
 
 @RULES.register("online-hypergradient")
-def online_hypergradient(step_size: float = 1.0, lr: float | None = None) -> Rule:
+def online_hypergradient(step_size: float = 0.3, lr: float | None = None) -> Rule:
     """Learn Θ = softmax(λ) and a scale γ online, from what the next round's updates say of this one's.
 
         w^(t+1) = w^(t) + γ Σ_k Θ_k Δ_k^(t)
@@ -85,7 +85,7 @@ def online_hypergradient(step_size: float = 1.0, lr: float | None = None) -> Rul
 
     settings = f"step_size={step_size:g}" if lr is None else f"step_size={step_size:g}, lr={lr:g}"
     name = "online-hypergradient"
-    return Rule(name if (step_size, lr) == (1, None) else f"{name}({settings})", weigh)
+    return Rule(name if (step_size, lr) == (0.3, None) else f"{name}({settings})", weigh)
 
 
 def _gradient_shares(report: ClientUpdates, lr: float | None) -> Tensor:

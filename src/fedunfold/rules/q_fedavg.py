@@ -25,8 +25,9 @@ def q_fedavg(q: float = 1.0, lr: float | None = None) -> Rule:
 
     F_k is client k's mean loss on all its data at w^(t). It descends Σ F_k^(q+1)/(q+1), so that losses become more
     alike; h_k bounds the curvature of that, with 1/η in the place of the loss's own. At q = 0 it is FedAvg with equal
-    weights of the participating clients, as the authors sample them by size, and the step 1. The larger q, the shorter
-    the steps.
+    weights of the participating clients, as the authors sample them by size, and the step 1. The larger q and the
+    longer local training, the shorter the steps: h_k takes the whole of w − w_k for one step of size η. So choose q for
+    the federation; the authors have between 0.001 and 5.
 
     Only participating clients that report a loss get weight, so that `keep`, `drop` and `remember` come to the same;
     without any the weights are N_k/N.
