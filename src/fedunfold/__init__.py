@@ -54,14 +54,19 @@ if TYPE_CHECKING:
     from fedunfold.local import sgd as sgd
     from fedunfold.models import load_once as load_once
     from fedunfold.models import lora as lora
+    from fedunfold.rules.afl import afl as afl
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
+    from fedunfold.rules.fedawa import fedawa as fedawa
+    from fedunfold.rules.feddisco import feddisco as feddisco
     from fedunfold.rules.fedfa import fedfa as fedfa
     from fedunfold.rules.fedlaw import fedlaw as fedlaw
     from fedunfold.rules.fixed import fixed as fixed
     from fedunfold.rules.formula import unfolded_formula as unfolded_formula
     from fedunfold.rules.learned import LearnedWeights as LearnedWeights
+    from fedunfold.rules.online_hypergradient import online_hypergradient as online_hypergradient
     from fedunfold.rules.pretrained import pretrained as pretrained
+    from fedunfold.rules.q_fedavg import q_fedavg as q_fedavg
     from fedunfold.rules.rule import rule as rule
     from fedunfold.rules.size import size as size
     from fedunfold.rules.unbiased import unbiased as unbiased
@@ -95,14 +100,19 @@ _HOMES = {
     "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
     "models": ("load_once", "lora"),
+    "rules.afl": ("afl",),
     "rules.dr": ("dr",),
     "rules.fedadp": ("fedadp",),
+    "rules.fedawa": ("fedawa",),
+    "rules.feddisco": ("feddisco",),
     "rules.fedfa": ("fedfa",),
     "rules.fedlaw": ("fedlaw",),
     "rules.fixed": ("fixed",),
     "rules.formula": ("unfolded_formula",),
     "rules.learned": ("LearnedWeights",),
+    "rules.online_hypergradient": ("online_hypergradient",),
     "rules.pretrained": ("pretrained",),
+    "rules.q_fedavg": ("q_fedavg",),
     "rules.rule": ("rule",),
     "rules.size": ("size",),
     "rules.unbiased": ("unbiased",),

@@ -223,6 +223,39 @@ def test_what_a_factory_raises_is_not_hidden(cutlery: Registry[Any], install: In
         cutlery.make("ladle")
 
 
+@pytest.mark.parametrize(
+    ("name", "rule", "local", "server"),
+    [
+        ("q-fedavg", "q-fedavg", "sgd", "sgd"),
+        ("q-fedavg-fedavg", "q-fedavg", "sgd", "sgd"),
+        ("q-fedavg-fednova", "q-fedavg", "nova", "sgd"),
+        ("online-hypergradient", "online-hypergradient", "sgd", "sgd"),
+        ("online-hypergradient-fedadam", "online-hypergradient", "sgd", "adam"),
+        ("feddisco-fedprox", "feddisco", "prox", "sgd"),
+        ("afl", "afl", "sgd", "sgd"),
+        ("fedawa", "fedawa", "sgd", "sgd"),
+        ("fedlws", "size", "sgd", "fedlws"),
+        ("feddisco-fedlws", "feddisco", "sgd", "fedlws"),
+    ],
+)
+def test_a_method_is_read_from_its_end(name: str, rule: str, local: str, server: str) -> None:
+    """A rule's name may have a hyphen."""
+    found = method(name)
+    assert name in method_names()
+    assert (found.rule and found.rule.name, found.algorithm.local.name) == (rule, local)
+    assert found.algorithm.server.name == server
+
+
+def test_rivals_take_settings_from_text() -> None:
+    texts = ("q-fedavg:q=2,lr=0.1", "feddisco:a=0.2,distance=l2", "online-hypergradient:step_size=3", "afl:gamma=0.5")
+    assert [RULES.parse(text).name for text in texts] == [
+        "q-fedavg(q=2, lr=0.1)",
+        "feddisco(a=0.2, b=0.1, distance=l2)",
+        "online-hypergradient(step_size=3)",
+        "afl(gamma=0.5)",
+    ]
+
+
 def test_another_packages_rule_is_a_method(install: Install) -> None:
     """By a prefix, and in the place of a method's rule."""
     install(("fedunfold.rules", "fair", lambda q=2.0: dr(q)))

@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates
-from fedunfold.rules import Rule, dr, fedadp, fedfa, fedlaw, size, uniform
+from fedunfold.rules import (
+    Rule,
+    afl,
+    dr,
+    fedadp,
+    fedawa,
+    feddisco,
+    fedfa,
+    fedlaw,
+    online_hypergradient,
+    q_fedavg,
+    size,
+    uniform,
+)
 from fedunfold.rules.rule import decide
 from tests.rules.test_fedlaw import towards
 from tests.support.reports import report
@@ -28,6 +41,15 @@ RULES = [
     fedfa(gamma=1),
     fedfa(gamma=0),
     fedlaw(epochs=3),
+    feddisco(),
+    feddisco(a=3, b=0, distance="l2"),
+    q_fedavg(),
+    q_fedavg(q=0),
+    q_fedavg(q=300, lr=0.01),
+    afl(),
+    afl(gamma=10),
+    fedawa(lr=0.5),
+    online_hypergradient(step_size=0.1),
 ]
 
 
@@ -39,6 +61,7 @@ class Answer:
     loss: float
     accuracy: float
     gradient: tuple[float, ...]
+    labels: tuple[int, ...]
 
 
 def answers(losses: st.SearchStrategy[float], coordinates: st.SearchStrategy[float]) -> st.SearchStrategy[Answer]:
@@ -48,6 +71,7 @@ def answers(losses: st.SearchStrategy[float], coordinates: st.SearchStrategy[flo
         loss=losses,
         accuracy=st.integers(0, 50).map(lambda hits: hits / 50),
         gradient=st.tuples(coordinates, coordinates),
+        labels=st.tuples(st.integers(0, 9), st.integers(1, 9)),
     )
 
 
@@ -79,6 +103,7 @@ def weights_over_rounds(
     for t, row in enumerate(rounds):
         listed = [row[k] for k in order]
         vectors = [answer.gradient for answer in listed if answer.participated]
+        rows = torch.tensor(vectors, dtype=dtype).reshape(-1, 2)
         here: ClientUpdates = report(
             [sizes[k] for k in order],
             round=t,
@@ -87,10 +112,15 @@ def weights_over_rounds(
             loss=[answer.loss for answer in listed],
             start_loss=[answer.loss for answer in listed],
             accuracy=[answer.accuracy if answer.participated else math.nan for answer in listed],
-            gradients=torch.tensor(vectors, dtype=dtype).reshape(-1, 2),
-            updates=torch.tensor(vectors, dtype=dtype).reshape(-1, 2),
+            gradients=rows,
+            updates=rows,
+            norm=[math.hypot(*answer.gradient) if answer.participated else math.nan for answer in listed],
+            num_steps=[2 if answer.participated else 0 for answer in listed],
+            label_counts=[answer.labels for answer in listed],
+            lr=0.5,
+            model=torch.tensor([3.0, -1.0], dtype=dtype),
         )
-        here = replace(here, model=torch.ones(2, dtype=dtype), server_data=towards(1.0, -2.0))
+        here = replace(here, server_data=towards(1.0, -2.0))
         decision, state = decide(rule, here, state)
         weights.append(decision.weights)
     return weights
@@ -122,7 +152,18 @@ def test_listing_the_clients_otherwise_lists_the_weights_otherwise(
         torch.testing.assert_close(permuted, theta[list(order)], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [fedadp(), fedfa(), fedlaw(epochs=3)], ids=lambda rule: rule.name)
+ONLY_PARTICIPANTS = [
+    fedadp(),
+    fedfa(),
+    fedlaw(epochs=3),
+    feddisco(),
+    afl(),
+    fedawa(lr=0.5),
+    online_hypergradient(step_size=0.1),
+]
+
+
+@pytest.mark.parametrize("rule", ONLY_PARTICIPANTS, ids=lambda rule: rule.name)
 @settings(deadline=None)  # the first call into torch is slow
 @given(run=runs(tame))
 def test_absent_clients_get_nothing_while_someone_participates(

@@ -24,7 +24,12 @@ def report(
     loss: Sequence[float] | None = None,
     start_loss: Sequence[float] | None = None,
     accuracy: Sequence[float] | None = None,
+    norm: Sequence[float] | None = None,
     gradients: Sequence[Sequence[float]] | Tensor | None = None,
+    num_steps: Sequence[int] | None = None,
+    label_counts: Sequence[Sequence[int]] | Tensor | None = None,
+    lr: float | None = None,
+    model: Sequence[float] | Tensor | None = None,
 ) -> ClientUpdates:
     """All clients of the cohort participate unless said otherwise, named a, b, c, …; `updates` and `gradients` have
     rows for those that do."""
@@ -36,15 +41,19 @@ def report(
         client_ids=tuple(client_ids or "abcdefgh"[: len(num_examples)]),
         num_examples=torch.tensor(num_examples),
         participated=here,
-        num_steps=here.long(),
+        num_steps=here.long() if num_steps is None else torch.tensor(num_steps),
         updates=OpenUpdates(here.nonzero().flatten(), rows),
         cohort=sampled,
         metrics=ClientMetrics(
             loss=None if loss is None else torch.tensor(loss),
             start_loss=None if start_loss is None else torch.tensor(start_loss),
             accuracy=None if accuracy is None else torch.tensor(accuracy),
+            norm=None if norm is None else torch.tensor(norm),
             gradients=None if gradients is None else torch.as_tensor(gradients),
         ),
+        label_counts=None if label_counts is None else torch.as_tensor(label_counts),
+        lr=lr,
+        model=None if model is None else torch.as_tensor(model),
     )
 
 

@@ -196,13 +196,31 @@ class Unrolled:
                 u = u + squares[k] / norm * delta
             mean = w[self.trained :] + sum(squares[k] / norm * d[self.trained :] for k, d in fresh.items())
             last = step_sizes[t] * u if self.momenta is None else step_sizes[t] * u + self.momenta[t] * last
-            stepped, state = self.server_step(w, last, state)
+            stepped, state = self.server_step(w, last, state, [d.detach() for d in deltas.values()])
             w = stepped if self.trusts is None else w + last + self.trusts[t] * (stepped - w - last)
             w = self.with_buffers(w if self.scales is None else self.scales[t] * w, mean)
         return total + self.evaluation(w, run, len(theta))
 
-    def server_step(self, w: Tensor, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def shrunk(self, w: Tensor, u: Tensor, deltas: list[Tensor]) -> Tensor:
+        """FedLWS's step, layer by layer; how far updates lie apart is a constant."""
+        s, done, begin = self.algorithm.server, [], 0
+        assert isinstance(s, server.fedlws)
+        modules = [name.rpartition(".")[0] for name in self.names]
+        for module in dict.fromkeys(modules):
+            own = [shape for name, shape in zip(modules, self.shapes, strict=False) if name == module]
+            part = slice(begin, begin := begin + sum(shape.numel() for shape in own))
+            mean = sum(d[part] for d in deltas) / len(deltas) if deltas else 0.0
+            apart = sum(float((d[part] - mean).norm()) for d in deltas) / max(len(deltas), 1)
+            tau = min(max(s.beta * apart, s.min_tau), s.max_tau)
+            size = (w[part] @ w[part]).sqrt()
+            pull = tau * (u[part] @ u[part]).sqrt() if u[part].any() else 0.0
+            done.append(size / (size + pull) * (w[part] + u[part]))
+        return torch.cat([*done, (w + u)[self.trained :]])
+
+    def server_step(self, w: Tensor, u: Tensor, state: State, deltas: list[Tensor]) -> tuple[Tensor, State]:
         s = self.algorithm.server
+        if isinstance(s, server.fedlws):
+            return self.shrunk(w, u, deltas), ()
         if isinstance(s, server.sgd):
             return w + s.lr * u, ()
         if isinstance(s, server.momentum):

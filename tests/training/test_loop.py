@@ -14,7 +14,20 @@ from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.messages import Evaluation
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
-from fedunfold.rules import Rule, dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.rules import (
+    Rule,
+    afl,
+    dr,
+    fedadp,
+    fedawa,
+    feddisco,
+    fedfa,
+    fixed,
+    online_hypergradient,
+    q_fedavg,
+    size,
+    uniform,
+)
 from fedunfold.server import adam
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import (
@@ -33,6 +46,18 @@ from tests.support.federations import (
 )
 
 RHO, MU = 0.6, 0.5
+RULES = [
+    size(),
+    dr(),
+    dr(loss="start"),
+    fedadp(),
+    fedfa(),
+    feddisco(),
+    q_fedavg(),
+    afl(),
+    fedawa(),
+    online_hypergradient(),
+]
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -172,7 +197,7 @@ def test_absent_clients_in_a_run(absent: Absent) -> None:
 def test_nobody_ever_participates() -> None:
     env = tiny(participation_probability=0.0)
     for optimizer in (sgd(), nova(), accumulated(prox(MU)), momentum(RHO)):
-        for rule in (size(), dr(), dr(loss="start"), fedadp(), fedfa()):
+        for rule in RULES:
             result = run_one(simulated(env), rule, 2, algorithm=Algorithm(optimizer))
             assert torch.equal(result.model, simulated(env).initial_model(RUN))
             assert not result.participated.any()
@@ -274,9 +299,6 @@ def test_divergence_at_the_server() -> None:
 
 
 # --- randomness --------------------------------------------------------------------------------------------
-
-
-RULES = [size(), dr(), dr(loss="start"), fedadp(), fedfa()]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

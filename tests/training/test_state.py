@@ -15,7 +15,7 @@ from fedunfold.core.messages import ClientUpdates, Evaluation
 from fedunfold.core.parts import RoundDecision
 from fedunfold.core.run_result import RunResult
 from fedunfold.local import momentum, nova
-from fedunfold.rules import Rule, dr, fedadp, fedfa, rule, size
+from fedunfold.rules import Rule, afl, dr, fedadp, fedawa, fedfa, online_hypergradient, rule, size
 from fedunfold.rules.size import size_shares
 from fedunfold.server import adam
 from fedunfold.training.loop import run_rounds
@@ -133,7 +133,10 @@ def deciding(report: ClientUpdates, state: Any) -> tuple[RoundDecision, Any]:
     return RoundDecision(size_shares(report), 1 + 0.5 * rounds, 0.3 * min(rounds, 2)), rounds + 1
 
 
-@pytest.mark.parametrize("rule", [patient, nested, deciding], ids=lambda rule: rule.name)
+STATEFUL = [patient, nested, deciding, fedadp(), fedfa(), afl(), fedawa(lr=0.2), online_hypergradient(step_size=0.3)]
+
+
+@pytest.mark.parametrize("rule", STATEFUL, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("killed_after", [0, 1])
 def test_a_rules_state_is_resumed_byte_for_byte(tmp_path: Path, rule: Rule, killed_after: int) -> None:
     whole, file = tmp_path / "whole.safetensors", tmp_path / "run.safetensors"

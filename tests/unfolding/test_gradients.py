@@ -259,6 +259,18 @@ def test_through_the_servers_learning_rate() -> None:
         assert relative_error(env, mlp(env), Algorithm(server=server.sgd(0.6)), "path", adjoint) <= TOLERANCE
 
 
+@pytest.mark.parametrize("model", ["mlp", "convolution", "normalised"])
+@pytest.mark.parametrize("absent", ABSENT)
+def test_through_layers_that_shrink(absent: Absent, model: str) -> None:
+    """Strongly, by factors within their bounds and at them."""
+    env = federation_of((5,) if model == "mlp" else (1, 4, 4), "some")
+    build = {"mlp": mlp(env), "convolution": small_convolution, "normalised": normalised_with_dropout}[model]
+    for optimizer in (server.fedlws(beta=0.6, min_tau=0.0, max_tau=9.0), server.fedlws(beta=1.0, max_tau=0.3)):
+        algorithm = Algorithm(momentum(0.6), optimizer, absent)
+        for adjoint in get_args(AdjointKind):
+            assert relative_error(env, build, algorithm, "balanced", adjoint) <= TOLERANCE
+
+
 # --- any local optimiser -----------------------------------------------------------------------------------
 
 

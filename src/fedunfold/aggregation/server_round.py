@@ -11,6 +11,7 @@ from fedunfold.aggregation.absent import RememberedUpdates, coefficients, eligib
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, Metric, OpenSum, OpenUpdates, WeightedSum
+from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import RoundDecision, RoundInfo, State
 
 
@@ -74,8 +75,8 @@ class ServerState:
 
 
 def with_past(report: ClientUpdates, absent: Absent, server: ServerState) -> ClientUpdates:
-    """The report as a rule gets it: with remembered updates, and the direction of the round before."""
-    return replace(with_memory(report, absent, server.memory), previous=server.mean)
+    """The report as a rule gets it: with remembered updates, the direction of the round before, and w^(t)."""
+    return replace(with_memory(report, absent, server.memory), previous=server.mean, model=server.model)
 
 
 def last_reported(before: Mapping[Metric, Tensor], report: ClientUpdates) -> Mapping[Metric, Tensor]:
@@ -135,6 +136,14 @@ def aggregate(
     return done
 
 
+def layer_spread(updates: Tensor, layout: ParamLayout) -> Tensor:
+    """mean_k ‖Δ_k − Δ̄‖ of every layer, [L], for updates [n, d] with the plain mean Δ̄; 0 where there are none."""
+    layers = layout.split_layers(updates)
+    if not len(updates):
+        return updates.new_zeros(len(layers))
+    return torch.stack([(own - own.mean(0)).norm(dim=1).mean() for own in layers])
+
+
 def _aggregate(
     server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm
 ) -> tuple[ServerState, Aggregated]:
@@ -157,7 +166,8 @@ def _aggregate(
     clients = entered.clients
     norms = updates.norms if isinstance(updates, OpenUpdates) else None
     examples, steps = report.num_examples[clients], report.num_steps[clients]
-    info = RoundInfo(report.round, layout, alpha[clients], norms, examples, steps)
+    spread = layer_spread(updates.rows, layout) if algorithm.server.reads_spread else None
+    info = RoundInfo(report.round, layout, alpha[clients], norms, examples, steps, spread)
     if algorithm.absent == "drop" and not bool(participated.any()):
         return server, Aggregated(participated, eligible, entered, None, info)
     step = algorithm.step_size(report.round) * decision.step

@@ -28,7 +28,7 @@ def run(
 
     Args:
         method: A method's name, such as fednova; by default fedavg.
-        rule: Weights: size, uniform, dr:q=1, fedadp:beta=7, fedfa.
+        rule: Weights: size, uniform, dr:q=1, fedadp:beta=7, fedfa, feddisco, q-fedavg:q=0.1, afl, fedawa and others.
         weights: Learned weights, or a pre-trained rule (.safetensors).
         mapped: Map weights by client key and round to this federation.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.

@@ -91,7 +91,7 @@ class Algorithm:
             self.local,
             absent_loss=self.absent_loss,
             stores_updates=self.absent == "remember",
-            compares_updates=self.filter == "norm" or not self.aggregator.is_linear,
+            compares_updates=self.filter == "norm" or not self.aggregator.is_linear or self.server.reads_spread,
             **more,
         )
 

@@ -238,7 +238,9 @@ class ClientUpdates:
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
         rejected: Clients whose contribution cannot be used, and why; they count as absent.
-        model: w^(t), [d]; None where the engine does not tell.
+        label_counts: How many samples of each class client k has, [K, C]; None or C = 0 where it is not known.
+        lr: η, the clients' learning rate; None where it is not known.
+        model: w^(t), [d]; None where it is not known.
         server_data: Rows that the server holds itself; None where it holds none.
 
     >>> import fedunfold as fu
@@ -261,6 +263,8 @@ class ClientUpdates:
     outer: OuterTerms = OuterTerms()
     layout: ParamLayout = field(default_factory=ParamLayout)
     rejected: Mapping[str, str] = field(default_factory=dict)
+    label_counts: Tensor | None = None
+    lr: float | None = None
     model: Tensor | None = None
     server_data: ServerData | None = None
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -71,6 +72,18 @@ class ParamLayout:
     def size(self) -> int:
         """d."""
         return self.num_params + self.num_buffer_entries
+
+    @cached_property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """How many entries each layer has, which is one module's parameters: `l1.weight` and `l1.bias`."""
+        module_of = [name.rpartition(".")[0] for name in self.names]
+        pairs = zip(module_of, self.shapes, strict=True)
+        return tuple(sum(shape.numel() for _, shape in own) for _, own in groupby(pairs, lambda pair: pair[0]))
+
+    def split_layers(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """The layers [..., d_l] of vectors [..., d], without buffers; all as one where nothing is known of them."""
+        params = self.params(vectors)
+        return torch.split(params, list(self.layer_sizes) or params.shape[-1], -1)
 
     def params(self, vectors: Tensor) -> Tensor:
         """The part [..., num_params] of vectors [..., d] that is trained."""

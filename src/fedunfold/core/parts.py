@@ -100,6 +100,7 @@ class RoundInfo:
         norms: ‖Δ_k‖ of these, [n]; None where updates are secure, or remembered from other rounds.
         num_examples: N_k of these, [n].
         num_steps: τ_k of these, [n].
+        spread: mean_k ‖Δ_k − Δ̄‖ of every layer, [L]; None unless the server `reads_spread`.
     """
 
     round: int
@@ -108,11 +109,15 @@ class RoundInfo:
     norms: Tensor | None
     num_examples: Tensor
     num_steps: Tensor
+    spread: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class ServerOptimizer(Part, ABC):
     """What the server does with the direction u = s Σ_k α_k Δ_k, as a pair of pure functions (init, update)."""
+
+    reads_spread: ClassVar[bool] = False
+    """Whether `RoundInfo.spread` is computed for it, which takes another pass over all updates."""
 
     def init(self, model: Tensor) -> State:
         """The state before the first round."""

@@ -37,8 +37,8 @@ def step(
         u = s Σ_k Θ_k Δ_k + β u of the round before,      Δ_k = w_k − w,      next model: w + u
 
     A pre-trained rule comes with the server optimiser it was learned for, and gives what that makes of u; its state is
-    kept with the rest. Such an optimiser is not told w, so its step must not depend on w itself; none of this package's
-    does.
+    kept with the rest. Such an optimiser is not told w, so its step must not depend on w itself: fedlws is refused, and
+    so are rules that read the model, the clients' label counts or, where they have no setting for it, learning rate.
 
     Only clients whose updates are given enter the round; the others count as in `absent="drop"`. Without any update
     u = 0 and nothing else changes but the number of the round.

@@ -5,6 +5,7 @@
 | sgd      | w + η u                                                      |
 | momentum | m ← β m + u,  w + η m                                        |
 | exp      | w + max(1, Σ_k α_k ‖Δ_k‖² / (2 (‖u‖² + ε))) u               |
+| fedlws   | γ (w + u), γ = ‖w‖ / (‖w‖ + τ ‖u‖) for every layer          |
 | grafted  | w + η ‖u‖ r/‖r‖, r = u / (√v + c √mean v)                    |
 | adam, yogi, adagrad | a step size for every coordinate (`adaptive`)     |
 
@@ -18,8 +19,9 @@ from fedunfold.server.adaptive import Adagrad as adagrad
 from fedunfold.server.adaptive import Adam as adam
 from fedunfold.server.adaptive import Yogi as yogi
 from fedunfold.server.exp import Exp as exp
+from fedunfold.server.fedlws import FedLWS as fedlws
 from fedunfold.server.grafted import Grafted as grafted
 from fedunfold.server.momentum import Momentum as momentum
 from fedunfold.server.sgd import SGD as sgd
 
-__all__ = ["adagrad", "adam", "exp", "grafted", "momentum", "sgd", "yogi"]
+__all__ = ["adagrad", "adam", "exp", "fedlws", "grafted", "momentum", "sgd", "yogi"]

@@ -13,11 +13,13 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedyogi    | sgd             | yogi     |   | duw-      | learned             |
 | fedadagrad | sgd             | adagrad  |   | unbiased- | N_k/N over π_k      |
 | fedexp     | sgd             | exp      |   | law-      | FedLAW              |
+| fedlws     | sgd             | fedlws   |   |           |                     |
 
-``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg. ``fedunfold`` is the
-pre-trained rule with the server it is for, and so is every other rule that comes with the package, by its name such as
-``open@1``. ``fedunfold-table`` learns weights for one federation in the way we recommend: nova's local optimiser,
-learned weights and step sizes, and a server that remembers absent clients.
+``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg, and ``feddisco``,
+``q-fedavg``, ``afl``, ``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg.
+``fedunfold`` is the pre-trained rule with the server it is for, and so is every other rule that comes with the package,
+by its name such as ``open@1``. ``fedunfold-table`` learns weights for one federation in the way we recommend: nova's
+local optimiser, learned weights and step sizes, and a server that remembers absent clients.
 """
 
 from dataclasses import dataclass, field, replace
@@ -43,13 +45,16 @@ BASES = {
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
     "fedexp": ("sgd", "exp"),
+    "fedlws": ("sgd", "fedlws"),
 }
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa", "law": "fedlaw"}
 ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
 PARSERS = {"local": LOCAL_OPTIMIZERS.parse, "server": SERVER_OPTIMIZERS.parse, "aggregator": AGGREGATORS.parse}
-ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg", "fedlaw": "law-fedavg"}
+ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg", "fedlaw": "law-fedavg"} | {
+    rule: f"{rule}-fedavg" for rule in ("feddisco", "q-fedavg", "afl", "fedawa", "online-hypergradient")
+}
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,24 @@ from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
 from fedunfold.engines.flower.secagg.protocol import ShareDelivery, read
 from fedunfold.engines.flower.wire import read_instruction
 from fedunfold.local import nova, prox
-from fedunfold.rules import dr, fedadp, fedfa, fixed, size, uniform
+from fedunfold.rules import (
+    Rule,
+    afl,
+    dr,
+    fedadp,
+    fedawa,
+    feddisco,
+    fedfa,
+    fixed,
+    online_hypergradient,
+    q_fedavg,
+    size,
+    uniform,
+)
 from fedunfold.rules.pretrained import pretrained
 from fedunfold.rules.rule import WeightingRule
 from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
-from fedunfold.server import adam
+from fedunfold.server import adam, fedlws
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, unroll_and_grad
@@ -83,6 +96,9 @@ def gone(key: str, kind: str, when: int) -> Fails:
         (dr(), "drop"),
         (dr(loss="start"), "keep"),
         (fedfa(), "drop"),
+        (feddisco(), "drop"),
+        (q_fedavg(), "keep"),
+        (afl(), "drop"),
     ],
     ids=lambda part: getattr(part, "name", part),
 )
@@ -321,10 +337,18 @@ def test_rules_and_absences_that_need_single_vectors() -> None:
         run_rounds(clients, size(), 1, algorithm=Algorithm(absent="remember"))
     with pytest.raises(InputError, match="under 'remember'"):
         learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=Learning(iterations=1))
-    for algorithm in (Algorithm(filter="norm"), Algorithm(aggregator=median())):
-        with pytest.raises(InputError, match=r"which the filter by norm and the aggregators .* compare; choose"):
+    for algorithm in (Algorithm(filter="norm"), Algorithm(aggregator=median()), Algorithm(server=fedlws())):
+        with pytest.raises(
+            InputError, match=r"which the filter by norm, the aggregators .* and the server fedlws compare"
+        ):
             run_rounds(clients, size(), 1, algorithm=algorithm)
     assert len(grid.sent) == registered
+
+
+@pytest.mark.parametrize("rule", [fedawa(), online_hypergradient()], ids=lambda rule: rule.name)
+def test_rules_that_read_single_updates_are_refused_in_the_first_round(rule: Rule) -> None:
+    with pytest.raises(InputError, match="no update of a single client; use their weighted sum, or run without it"):
+        run_rounds(secure(five()), rule, 1)
 
 
 def test_single_updates_are_refused() -> None:

@@ -20,10 +20,22 @@ from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
 from fedunfold.engines.flower.wire import instruction_record, read_instruction
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
-from fedunfold.rules import Rule, dr, fedadp, fedfa, size
+from fedunfold.rules import (
+    Rule,
+    afl,
+    dr,
+    fedadp,
+    fedawa,
+    feddisco,
+    fedfa,
+    online_hypergradient,
+    q_fedavg,
+    size,
+    uniform,
+)
 from fedunfold.rules.rule import WeightingRule
 from fedunfold.rules.size import size_shares
-from fedunfold.server import adam
+from fedunfold.server import adam, fedlws
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
@@ -136,14 +148,37 @@ def test_learned_weights() -> None:
 MANY = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8, "f": 6}
 
 
+RULES = [
+    size(),
+    uniform(),
+    dr(),
+    dr(loss="start"),
+    fedadp(),
+    fedfa(),
+    feddisco(),
+    q_fedavg(),
+    afl(),
+    fedawa(lr=0.2),
+    online_hypergradient(step_size=0.3),
+]
+
+
 @pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
-@pytest.mark.parametrize("rule", [size(), dr(), dr(loss="start"), fedadp(), fedfa()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_sampled_clients_give_the_simulations_numbers(rule: WeightingRule, absent: Any) -> None:
     env = tiny(MANY, clients_per_round=3, participation_probability=0.7, seed=1)
     algorithm = Algorithm(nova(), absent=absent)
     here, there = (run_rounds(f, rule, 3, algorithm=algorithm)[0] for f in (simulated(env), remote(env)))
     assert torch.equal(here.participated, there.participated)
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent", ["keep", "drop", "remember"])
+def test_a_server_that_reads_every_layer_of_every_update(absent: Any) -> None:
+    env = tiny(MANY, clients_per_round=3, participation_probability=0.7, seed=1)
+    algorithm = Algorithm(server=fedlws(beta=1.0, max_tau=9.0), absent=absent)
+    here, there = (run_rounds(f, size(), 3, algorithm=algorithm)[0] for f in (simulated(env), remote(env)))
     torch.testing.assert_close(there.model, here.model, rtol=1e-9, atol=1e-12)
 
 

@@ -17,7 +17,18 @@ import fedunfold as fu
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import RoundDecision, ServerOptimizer
 from fedunfold.engines.flower import WeightedStrategy
-from fedunfold.rules import WeightingRule, dr, fedadp, fedfa, size
+from fedunfold.rules import (
+    WeightingRule,
+    afl,
+    dr,
+    fedadp,
+    fedawa,
+    feddisco,
+    fedfa,
+    online_hypergradient,
+    q_fedavg,
+    size,
+)
 from fedunfold.rules.step import step
 from fedunfold.rules.unfolded import UnfoldedRule, initial_parameters
 from fedunfold.server.exp import Exp
@@ -61,7 +72,8 @@ def by_strategy(rule: WeightingRule, **settings: Any) -> list[np.ndarray]:
             raise RuntimeError("out of power")
         sent = message.content.array_records["arrays"]
         moved = {n: Array(sent[n].numpy() + part) for n, part in zip(("w", "b"), delta(client, t), strict=True)}
-        metrics = MetricRecord({"num-examples": SIZES[client], "num_steps": 2, "loss": 1.0 + t, "accuracy": 0.5})
+        losses = {"loss": 1.0 + t, "start_loss": start_loss(client, t)}
+        metrics = MetricRecord({"num-examples": SIZES[client], "num_steps": 2, "accuracy": 0.5, **losses})
         return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
 
     grid = LocalGrid(app, {int(name[-1]): {} for name in SIZES})
@@ -71,6 +83,10 @@ def by_strategy(rule: WeightingRule, **settings: Any) -> list[np.ndarray]:
     return [result.arrays[name].numpy() for name in ("w", "b")]
 
 
+def start_loss(client: str, t: int) -> float:
+    return 2.0 + t / int(client[-1])
+
+
 def present(t: int) -> list[str]:
     return [client for client in SIZES if (client, t) != ("node:2", 1)]
 
@@ -78,8 +94,11 @@ def present(t: int) -> list[str]:
 @pytest.mark.parametrize("ratio", [None, 4.0])
 @pytest.mark.parametrize(
     "rule",
-    [size(), opinionated(), with_server(fu.adam(lr=0.1)), with_server(Exp()), fedadp(), dr(), fedfa()],
-    ids=["size", "unfolded", "with adam", "with exp", "fedadp", "dr", "fedfa"],
+    [
+        *(size(), opinionated(), with_server(fu.adam(lr=0.1)), with_server(Exp()), fedadp(), dr(), fedfa()),
+        *(q_fedavg(lr=0.1), afl(), online_hypergradient(step_size=0.1, lr=0.1)),
+    ],
+    ids=["size", "unfolded", "with adam", "with exp", "fedadp", "dr", "fedfa", "q-fedavg", "afl", "hypergradient"],
 )
 def test_it_is_a_round_of_the_strategy(rule: WeightingRule, ratio: float | None) -> None:
     model, state = [np.ones(shape, dtype=np.float32) for shape in SHAPES], None
@@ -92,7 +111,11 @@ def test_it_is_a_round_of_the_strategy(rule: WeightingRule, ratio: float | None)
             state,
             client_ids=ids,
             num_steps=[2] * len(ids),
-            metrics={"loss": [1.0 + t] * len(ids), "accuracy": [0.5] * len(ids)},
+            metrics={
+                "loss": [1.0 + t] * len(ids),
+                "start_loss": [start_loss(client, t) for client in ids],
+                "accuracy": [0.5] * len(ids),
+            },
             max_examples_ratio=ratio,
         )
         assert float(decision.weights.sum()) == pytest.approx(1) and len(decision.weights) == len(ids)
@@ -188,3 +211,18 @@ def test_what_is_refused(updates: Any, examples: Any, more: Any, message: str) -
 def test_a_missing_metric_is_named() -> None:
     with pytest.raises(InputError, match="round 0: rule 'dr' needs metrics with 'loss' of every client"):
         step(dr(), [ROW], [1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (fedawa(), r"round 0: rule 'fedawa' compares models with w\^\(t\)"),
+        (feddisco(), "round 0: rule 'feddisco' needs the label counts"),
+        (q_fedavg(), "round 0: rule 'q-fedavg' needs the clients' learning rate"),
+        (online_hypergradient(), "round 0: rule 'online-hypergradient' needs the clients' learning rate"),
+    ],
+    ids=lambda part: getattr(part, "name", ""),
+)
+def test_rules_that_read_what_a_round_in_arrays_does_not_know(rule: WeightingRule, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        step(rule, [ROW, 2 * ROW], [1, 1], num_steps=[1, 1], metrics={"start_loss": [1.0, 1.0]})

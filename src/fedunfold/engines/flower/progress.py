@@ -178,6 +178,7 @@ class Progress:
             "num_examples": roster.num_examples,
             "nodes": list(roster.nodes.items()),
             "registered": sorted(roster.registered),
+            "label_counts": roster.label_counts,
             "failures": [(*which, count) for which, count in self.failures.counts.items()],
             "weights": self.weights,
             "metrics": {
@@ -204,6 +205,7 @@ class Progress:
             {str(name): float(count) for name, count in about["num_examples"].items()},
             {int(node): str(name) for node, name in about["nodes"]},
             set(map(str, about["registered"])),
+            {str(name): tuple(map(int, counts)) for name, counts in about["label_counts"].items()},
         )
         counts = {(str(name), cast(FailureKind, str(kind))): int(count) for name, kind, count in about["failures"]}
         self.failures = Failures(Counter(counts))

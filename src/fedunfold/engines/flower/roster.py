@@ -1,9 +1,11 @@
 """Which clients a Flower strategy has met: by the id of a node, and by a client's own once it has told it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from flwr.app import RecordDict
+from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.wire import REGISTRATION, read_registration
@@ -17,6 +19,7 @@ class Roster:
         num_examples: N_k by client: what it registered first, or, where it has not registered, reported last.
         nodes: Ids of registered clients by the nodes they are connected as.
         registered: Clients that have registered, connected or not.
+        label_counts: How many samples of each class they registered first.
 
     >>> roster = Roster()
     >>> roster.name(7)
@@ -26,6 +29,7 @@ class Roster:
     num_examples: dict[str, float] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
+    label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def name(self, node: int) -> str:
         """A client's id, or one made of its node's; no client can register one with a colon."""
@@ -65,7 +69,13 @@ class Roster:
         # The first registration counts: a client that comes back cannot make itself larger.
         self.num_examples = renamed | {found.client_id: found.num_examples}
         self.registered.add(found.client_id)
+        self.label_counts[found.client_id] = found.label_counts
         return None
+
+    def label_counts_of(self, client_ids: Sequence[str]) -> Tensor | None:
+        """Those of all these clients, [K, C]; None where some have not registered, or other numbers of classes."""
+        found = [self.label_counts.get(client_id, ()) for client_id in client_ids]
+        return torch.tensor(found) if len({len(counts) for counts in found}) == 1 else None
 
     def report_examples(self, client_id: str, count: float) -> None:
         """What a client says in a reply; it counts unless the client has registered."""

@@ -237,6 +237,7 @@ def _refuse_single_vectors(request: TrainRequest) -> None:
         )
     if request.compares_updates:
         raise InputError(
-            "secure aggregation reveals no updates of single clients, which the filter by norm and the aggregators "
-            "median, trimmed-mean and krum compare; choose the filter 'finite' and the mean, or run without it."
+            "secure aggregation reveals no updates of single clients, which the filter by norm, the aggregators "
+            "median, trimmed-mean and krum and the server fedlws compare; choose the filter 'finite', the mean and "
+            "another server, or run without it."
         )

@@ -177,7 +177,8 @@ class RemoteFederation:
         """The updates of a round from the replies to it."""
         steps, participation = self._num_steps(request.round), self._participation(request)
         report = merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
-        return replace(report, server_data=self._server_data(request))
+        server_data = self._server_data(request)
+        return replace(report, label_counts=self._label_counts, lr=self.lr, server_data=server_data)
 
     # --- who takes part ----------------------------------------------------------------------------------
 

@@ -342,4 +342,5 @@ class WeightedStrategy(FedAvg):
         steps = np.array([updates[name].num_steps if name in updates else 0 for name in client_ids], dtype=np.int64)
         cohort = np.array([client_id in sampled for client_id in client_ids], dtype=bool)
         request = TrainRequest("", run.round, model, self.algorithm.local, metrics)
-        return merge_replies(request, sizes, Participation(cohort, cohort), replies, layout, steps)
+        report = merge_replies(request, sizes, Participation(cohort, cohort), replies, layout, steps)
+        return replace(report, label_counts=run.roster.label_counts_of(client_ids))

@@ -106,7 +106,8 @@ class SimulatedFederation:
         self._backend = Backend(kernel, samples, self.device, dtype, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
-        label_counts = map(tuple, data.known_label_counts.tolist())
+        self._label_counts = data.known_label_counts
+        label_counts = map(tuple, self._label_counts.tolist())
         self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, label_counts))
         self.step_size = self._sampler.max_rows * len(self.clients) * self.layout.num_params
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
@@ -288,7 +289,8 @@ class SimulatedFederation:
             outer=result.outer_terms(context, *outer_terms),
             layout=self.layout,
             rejected={self.data.keys[k]: NOT_FINITE for k in trained[~finite]},
-            model=request.model,
+            label_counts=self._label_counts,
+            lr=self.lr,
             server_data=self.server_data(request),
         )
 
