@@ -14,7 +14,7 @@ federated run plus T·K inner products. `Exact` has the clients compute them (`F
 too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T
 models and the clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out
 together. A client that was rejected in a round (`aggregation.screening`) is absent from it in the backward pass too;
-who is rejected counts as a constant, and so does what a rule read to decide.
+who is sampled or rejected counts as a constant, and so does what a rule read to decide.
 """
 
 import math
