@@ -30,6 +30,7 @@ def test_files_give_the_engines_numbers(tmp_path: Path, name: str, tested: bool)
         np.savez(tmp_path / f"{key}.npz", **(x if isinstance(x, dict) else {"x": x}), y=y)
     test = rows.pop("test")
     settings: dict[str, Any] = {"task": chosen, "rounds": 2, "batch_size": 3, "lr": 0.1}
+    settings |= {"clients_per_round": 2, "client_sampler": "round-robin"}
     env = Environment.from_arrays(rows, test, **settings)
     config = FederationConfig(client_ids=KEYS, **settings)
     app = client_app(
@@ -71,6 +72,11 @@ def test_a_test_file_of_other_rows(tmp_path: Path) -> None:
     grid = LocalGrid(client_app(lambda context: client_from_npz(tmp_path / "a.npz", "a", config)), {1: {}})
     with pytest.raises(InputError, match=r"test\.npz has rows of shape \[4\], the clients have \[2\]; make them alike"):
         federation_from_config(grid, config, tmp_path / "test.npz")
+
+
+def test_a_sampler_nobody_has() -> None:
+    with pytest.raises(InputError, match="field client_sampler: unknown client sampler 'by-sise'; did you mean"):
+        FederationConfig(client_ids=("a",), task=regression(), rounds=1, batch_size=2, lr=0.1, client_sampler="by-sise")
 
 
 def test_a_task_by_its_name() -> None:

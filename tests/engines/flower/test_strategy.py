@@ -296,6 +296,11 @@ def test_a_run_that_trains_nothing_is_an_error(keys: Any) -> None:
         start(strategy, LocalGrid(app_of(keys), NODES, broken), rounds=2)
 
 
+def test_flower_samples_the_cohort_itself() -> None:
+    with pytest.raises(FederationError, match=r"none of 2 rounds .*'unbiased' in round 1 needs to know how the cohort"):
+        start(WeightedStrategy(fu.unbiased()), LocalGrid(app_of(), NODES), rounds=2)
+
+
 def test_a_run_without_training_is_none() -> None:
     strategy = WeightedStrategy(fraction_train=0.0)
     start(strategy, LocalGrid(app_of(), NODES), rounds=1)
