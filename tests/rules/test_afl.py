@@ -58,8 +58,10 @@ def test_where_nobody_that_enters_counts_size_decides() -> None:
     state = {"a": 0.0, "b": 0.0, "c": 1.0}
     only = report([30, 10, 5], participated=[True, True, False], start_loss=[0.0, 0.0, math.nan])
     weights, after = weigh(afl(), only, state)
-    assert weights.tolist() == pytest.approx([30 / 45, 10 / 45, 5 / 45])
+    assert weights.tolist() == [0.75, 0.25, 0.0]
     assert after == state
+    nobody = report([30, 10, 5], participated=[False] * 3, start_loss=[math.nan] * 3)
+    assert weigh(afl(), nobody, state)[0].tolist() == pytest.approx([30 / 45, 10 / 45, 5 / 45])
 
 
 def test_clients_that_are_unknown_to_a_round_keep_their_part() -> None:

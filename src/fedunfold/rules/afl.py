@@ -23,8 +23,8 @@ def afl(gamma: float = 0.1) -> Rule:
 
     λ is updated before it weighs, so that clients that are sampled seldom have a say in the rounds they come in; the
     paper makes both steps at once, so that its λ is that of the round before. A client that turns up later starts at
-    1/K. Absent clients have no weight in a round, so that `keep` and `drop` come to the same; where λ is 0 for all that
-    enter it, whose losses are then all 0, or nobody does, the weights are N_k/N.
+    1/K. Absent clients have no weight in a round, so that `keep` and `drop` come to the same; clients that all have
+    λ = 0, which takes losses of 0, count by size.
 
     Args:
         gamma: γ ≥ 0; the default is ours, and a loss of 1 moves λ by up to 0.1 with it.
@@ -54,10 +54,15 @@ def afl(gamma: float = 0.1) -> Rule:
         climbed = [known.get(name, 1 / len(names)) + gamma * heard.get(name, 0.0) for name in names]
         projected = project_to_simplex(torch.tensor(climbed, dtype=torch.float64))
         after = dict(zip(names, projected.tolist(), strict=True))
-        share = torch.zeros(len(report.client_ids), dtype=torch.float64)
         clients = report.entering.clients.cpu()
-        share[clients] = torch.tensor([after[report.client_ids[k]] for k in clients.tolist()], dtype=torch.float64)
-        return share / share.sum() if share.sum() > 0 else size_shares(report), after
+        if not len(clients):
+            return size_shares(report), after
+        scores = torch.tensor([after[report.client_ids[k]] for k in clients.tolist()], dtype=torch.float64)
+        if not scores.sum() > 0:
+            scores = report.num_examples.cpu().double()[clients]
+        weights = torch.zeros(len(report.client_ids), dtype=torch.float64)
+        weights[clients] = scores / scores.sum()
+        return weights, after
 
     return Rule("afl" if gamma == 0.1 else f"afl(gamma={gamma:g})", weigh, frozenset({"start_loss"}))
 

@@ -84,7 +84,7 @@ def loss_gradient(logits: Tensor, turns: Tensor, products: Tensor) -> Tensor:
     to_mean, squares = products @ theta, products.diagonal()
     distances = squares - 2 * to_mean + theta @ to_mean
     # What rounding leaves of equal updates is no distance: divided by it, noise would become a slope.
-    rounding = len(theta) * torch.finfo(torch.float64).eps * squares.max()
+    rounding = 8 * len(theta) * torch.finfo(torch.float64).eps * squares.max()
     distances = torch.where(distances > rounding, distances, 0.0).sqrt()
     pull = torch.where(distances > 0, theta / distances, 0.0)
     slopes = turns + distances + pull.sum() * to_mean - products @ pull
