@@ -13,7 +13,8 @@ u_t also gets β_{t+1} ū_{t+1}, and then
 federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
 too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T models and the
 clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out together. A client that
-was rejected in a round is absent from it backward too. Constants: who is sampled or rejected, what a rule read, the scale.
+was rejected in a round is absent from it backward too. Who is sampled or rejected, what a rule read and the scale are
+constants.
 """
 
 import math
