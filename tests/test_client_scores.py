@@ -61,8 +61,12 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     assert method.client_mean == pytest.approx(sum(means.values()) / 3)
     assert method.worst_client is not None
     assert method.worst_client[0] == worst and method.worst_client[1] == pytest.approx(means[worst])
-    assert list(comparison.other_metrics)[-2:] == ["mean client", "worst client"]
-    assert comparison.other_metrics["worst client"][0] == f"{means[worst]:.4g} {worst}"
+    assert comparison.by_client is not None
+    title, heads, (row, _) = comparison.by_client
+    assert title == "sites: RMSE on what each client held out, lower is better"
+    assert heads == ("method", "mean", "worst client", "a", "b", "c")
+    each_one = [f"{means[key]:.4g}" for key in "abc"]
+    assert row == ("fedavg", f"{method.client_mean:.4g}", f"{means[worst]:.4g} {worst}", *each_one)
     assert comparison.as_json()["methods"][0]["held_out"]["worst_client"] == worst
     (run,) = read_runs([saved(comparison, env, tmp_path / "kept")])
     assert run.methods[0].held_out is not None

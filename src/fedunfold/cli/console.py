@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
 err = Console(stderr=True, markup=False)
+LONGEST_WORD = 16
+"""Letters that are kept together in a column of words."""
 
 
 def print_json(document: object) -> None:
@@ -58,9 +60,11 @@ def progress() -> Progress:
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> Table:
     """A table whose columns hold numbers, but for those at `words`; an empty row ends a section."""
-    made = Table(title=title or None)
+    made, rows = Table(title=title or None), list(rows)
     for i, head in enumerate(heads):
-        made.add_column(head, justify="left" if i in words else "right", overflow="fold")  # no digit is cut off
+        longest = max((len(word) for row in rows if row for word in row[i].split()), default=0) if i in words else 0
+        width = min(longest, LONGEST_WORD)  # in words a fold is harder to read than beside them
+        made.add_column(head, justify="left" if i in words else "right", overflow="fold", min_width=width)
     for row in rows:
         if row:
             made.add_row(*row)
@@ -77,7 +81,7 @@ def comparison_table(comparison: "Comparison") -> Table:
         others = {"rounds to learn": [str(result.learning_rounds) for result in comparison.methods], **others}
     rows = (
         (
-            result.name,
+            result.label,
             str(len(result.trials)),
             result.spread,
             "" if result is first else _signed(primary.text(primary.gain(result.mean, over=first.mean))),

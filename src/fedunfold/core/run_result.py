@@ -13,14 +13,18 @@ class RunResult:
     """One run.
 
     Attributes:
-        model: w^(T), [d].
-        weights: Θ as used, [T, K].
+        model: w^(T), [d]; empty for a reference that has no model of all clients.
+        weights: Θ as used, [T, K]; [T, 0] for a reference (`training.references`), which aggregates nothing.
         participated: Who participated, [T, K].
         evaluations: The test after every round.
         rejected: Clients whose updates were rejected.
         warnings: What else is odd, a line each.
         held_out: The primary metric of the final model on what each client held out, by client; empty where they held
             out nothing.
+        fine_tuned: The same of the final model after each client has trained it further for itself; empty where that
+            was not requested.
+        client_scores: The primary metric on each client's own training data, by client, where `model` is not what
+            serves the clients; else empty.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "uniform-fedavg")
@@ -35,10 +39,17 @@ class RunResult:
     rejected: tuple[RejectedUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
     held_out: Mapping[str, float] = field(default_factory=dict)
+    fine_tuned: Mapping[str, float] = field(default_factory=dict)
+    client_scores: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        (rounds, clients), primary = self.weights.shape, self.evaluations[-1].primary
+        (rounds, clients), primary = self.participated.shape, self.evaluations[-1].primary
         return f"RunResult(rounds={rounds}, clients={clients}, {primary.name}={self.scores[-1]:.3f})"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what federated runs are held against, and none itself."""
+        return not self.weights.shape[1]
 
     @property
     def scores(self) -> list[float]:

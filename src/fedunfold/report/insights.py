@@ -152,10 +152,11 @@ def _classes(group: Group) -> Iterator[str]:
 def _held_out(group: Group) -> Iterator[str]:
     """How the final models do on what clients held out."""
     primary = group.first.primary
+    about = f"the mean of the clients' {primary.label} on what they held out"
     for method in group.methods:
-        if method.held_out is not None and (found := _mean_and_worst(group, method.held_out.mean(0))):
-            about = f"the mean of the clients' {primary.label} on what they held out"
-            yield f"with {method.label}, {about} is {found}."
+        for label, scores in ((method.label, method.held_out), (f"{method.label}, fine-tuned", method.fine_tuned)):
+            if scores is not None and (found := _mean_and_worst(group, scores.mean(0))):
+                yield f"with {label}, {about} is {found}."
 
 
 def _left_out(group: Group) -> Iterator[str]:

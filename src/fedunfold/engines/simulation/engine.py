@@ -133,6 +133,13 @@ class SimulatedFederation:
         load_model(module, model.cpu())
         return module.eval()
 
+    def over(self, environment: Environment, data: FederatedData) -> "SimulatedFederation":
+        """The same model, device and precision over another federation of this one's task."""
+        build, budget = self._build, self._backend.memory_budget
+        return SimulatedFederation(
+            environment, data, model=build, device=self.device, dtype=self._dtype, memory_budget=budget
+        )
+
     @cached_property
     def frozen_digest(self) -> str:
         """Stands for what of the model is not trained; empty where all of it is."""
@@ -192,12 +199,12 @@ class SimulatedFederation:
             return found
 
     def client_accuracies(self, model: Tensor) -> Tensor:
-        """The primary metric of one model on each client's own training data, [K]."""
+        """The primary metric of one model [d], or of each client's own [K, d], on its training data, [K]."""
         with self._threads():
             self.layout.check(model, "the model")
             clients = np.arange(len(self.clients))
-            shared = model.to(self.device, self._dtype).expand(len(clients), -1)
-            return self._evaluator.scores(shared, clients)
+            models = model.to(self.device, self._dtype).expand(len(clients), -1)
+            return self._evaluator.scores(models, clients)
 
     def _threads(self) -> AbstractContextManager[None]:
         """As many as the federation's steps are worth."""
