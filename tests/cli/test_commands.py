@@ -56,7 +56,7 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]
     for entry in compared["methods"]:
-        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "metrics", "rounds", "warnings"}
+        assert set(entry) == {"method", "reference", "accuracy_mean", "accuracy_sd", "metrics", "rounds", "warnings"}
         assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
         assert 0 <= entry["accuracy_mean"] <= 100
 
