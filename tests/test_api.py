@@ -16,9 +16,14 @@ from tests.support.federations import tiny
 QUICK = fu.Learning(iterations=2)
 
 
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
 @pytest.mark.parametrize("name", fu.method_names())
 def test_every_name_runs(name: str) -> None:
-    table = fu.compare(tiny(dict.fromkeys("abcde", 6), participation_probability=0.7), name, trials=2, learning=QUICK)
+    env, model = tiny(dict.fromkeys("abcde", 6), participation_probability=0.7), normalized if "fedbn" in name else None
+    table = fu.compare(env, name, trials=2, learning=QUICK, model=model)
     assert [result.name for result in table.methods] == [name]
     assert 0 <= table.methods[0].mean <= 100
     assert (table.methods[0].learned is not None) == name.startswith(("duw-", "fedunfold-table"))

@@ -226,6 +226,7 @@ def compare(
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
         entry.algorithm.aggregator.check_enough(len(env.clients))
+        entry.algorithm.check_layers(federation.layout)
         if entry.reference is not None:
             references.check(entry.reference)
         elif entry.rule is None:

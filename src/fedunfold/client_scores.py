@@ -47,12 +47,11 @@ class HeldOut:
         """
         if self.federation is None:
             return result
-        found = self.federation.client_accuracies(result.model).tolist()
+        found = self.federation.client_accuracies(result.client_models).tolist()
         result = replace(result, held_out=dict(zip(self.federation.data.keys, found, strict=True)))
         if self.fine_tuning is None:
             return result
-        rounds = len(result.evaluations)
-        return replace(result, fine_tuned=self.fine_tuning.scores(result.model, run, rounds, algorithm))
+        return replace(result, fine_tuned=self.fine_tuning.scores(result, run, algorithm))
 
 
 def client_scores(
@@ -78,4 +77,4 @@ def client_scores(
     if all(result.client_scores for result in results):
         return [list(result.client_scores.values()) for result in results]
     federation = SimulatedFederation(environment(env), model=model, dtype=results[0].model.dtype)
-    return [federation.client_accuracies(result.model).tolist() for result in results]
+    return [federation.client_accuracies(result.client_models).tolist() for result in results]

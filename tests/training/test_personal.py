@@ -10,7 +10,9 @@ import torch
 import fedunfold as fu
 from fedunfold.client_scores import HeldOut
 from fedunfold.core.errors import InputError
+from fedunfold.core.messages import Evaluation
 from fedunfold.core.parts import LocalOptimizer
+from fedunfold.core.run_result import RunResult
 from fedunfold.report.grouping import group_runs
 from fedunfold.report.insights import findings
 from fedunfold.report.panels import cards_of
@@ -28,6 +30,12 @@ def tuned(env: fu.Environment, epochs: object) -> FineTuning:
     return found
 
 
+def ended(env: fu.Environment, rounds: int = 3) -> RunResult:
+    """A run that has come back to w^(0) after some rounds."""
+    everybody = torch.ones(rounds, len(env.clients), dtype=torch.bool)
+    return RunResult(simulated(env).initial_model(RUN), everybody.double(), everybody, (Evaluation(0, 0),) * rounds)
+
+
 def test_no_epochs_leave_the_final_model_as_it_is() -> None:
     (method,) = fu.compare(ENV, ["fedavg"], trials=1, personal=0).methods
     assert method.fine_tuned == method.held_out != {}
@@ -40,19 +48,18 @@ def test_fine_tuning_is_a_round_of_local_training_at_one_client(optimizer: Local
         clients=tuple(fu.Client(key=c.key, epochs=c.epochs, participation_probability=0.3) for c in ENV.clients)
     )
     plain = Plain(flaky, mlp(flaky))
-    start = simulated(flaky).initial_model(RUN)
-    models = tuned(flaky, "own").models(start, RUN, 3, fu.Algorithm(optimizer))
+    result = ended(flaky)
+    models = tuned(flaky, "own").models(result, RUN, fu.Algorithm(optimizer))
     settings = {"prox": {"mu": 0.1}, "momentum": {"rho": 0.5}}.get(optimizer.name, {})
     for k, model in enumerate(models):
-        assert_same(model, plain.train(start, 3, k, **settings).model)
+        assert_same(model, plain.train(result.model, 3, k, **settings).model)
 
 
 def test_so_many_epochs_as_requested() -> None:
     more = ENV.replace(clients=tuple(fu.Client(key=client.key, epochs=5) for client in ENV.clients))
-    start = simulated(ENV).initial_model(RUN)
-    found = tuned(ENV, 5).models(start, RUN, 3, fu.Algorithm())
-    assert torch.equal(found, tuned(more, "own").models(start, RUN, 3, fu.Algorithm()))
-    assert not torch.equal(found, tuned(ENV, 1).models(start, RUN, 3, fu.Algorithm()))
+    found = tuned(ENV, 5).models(ended(ENV), RUN, fu.Algorithm())
+    assert torch.equal(found, tuned(more, "own").models(ended(ENV), RUN, fu.Algorithm()))
+    assert not torch.equal(found, tuned(ENV, 1).models(ended(ENV), RUN, fu.Algorithm()))
 
 
 def test_scores_are_those_of_the_fine_tuned_models_on_rows_held_out() -> None:
@@ -71,10 +78,12 @@ def test_scores_are_those_of_the_fine_tuned_models_on_rows_held_out() -> None:
 
 
 def test_a_client_that_diverges_has_no_score() -> None:
-    found = replace(tuned(tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e19).replace(holdout=0.4), 1))
+    found = tuned(tiny({"a": 9, "b": 2, "c": 9}, epochs=1, lr=1e19).replace(holdout=0.4), 1)
     federation = simulated(found.federation.environment, dtype=torch.float32)
+    start = ended(federation.environment)
+    start = replace(start, model=start.model.float())
     held = federation.over(federation.environment, found.held.data)
-    scores = FineTuning(federation, held, 1).scores(federation.initial_model(RUN), RUN, 0, fu.Algorithm())
+    scores = FineTuning(federation, held, 1).scores(start, RUN, fu.Algorithm())
     known = {key for key, score in scores.items() if score == score}
     assert known and known != set("abc")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
 from fedunfold.core.task import ACCURACY, PrimaryMetric
@@ -69,6 +70,7 @@ class TrainRequest:
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
         curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
+        own: The clients' own layers, where some stay with them (`core.own_layers`).
     """
 
     run: str
@@ -83,6 +85,7 @@ class TrainRequest:
     compares_updates: bool = False
     broadcast: Broadcast | None = None
     curvature: bool = True
+    own: OwnEntries | None = None
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -180,6 +183,7 @@ class ClientMetrics:
         accuracy: That of w_k on client k's own training data, a fraction, [K].
         norm: ‖Δ_k‖ without buffers, [K].
         gradients: Sums of local gradients of the participating clients, [P, d].
+        own: What they came to in layers that stay with them, [P, n]: kept for them, and shown to no rule.
     """
 
     loss: Tensor | None = None
@@ -187,6 +191,7 @@ class ClientMetrics:
     accuracy: Tensor | None = None
     norm: Tensor | None = None
     gradients: Tensor | None = None
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -287,17 +292,12 @@ class ClientUpdates:
         def without(values: Tensor | None) -> Tensor | None:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
-        names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
-        reported = {name: without(getattr(self.metrics, name)) for name in names}
-        own = None if gradients is None else gradients[accepted.to(gradients.device)]
-        return replace(
-            self,
-            participated=participated,
-            num_steps=torch.where(participated, self.num_steps, 0),
-            updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(**reported, gradients=own),
-            outer=outer,
-        )
+        reported = {name: without(getattr(self.metrics, name)) for name in ("loss", "start_loss", "accuracy", "norm")}
+        of_clients = {name: getattr(self.metrics, name) for name in ("gradients", "own")}
+        reported |= {k: None if rows is None else rows[accepted.to(rows.device)] for k, rows in of_clients.items()}
+        updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
+        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported)
+        return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)
 
 
 @dataclass(frozen=True)

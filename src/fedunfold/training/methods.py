@@ -13,6 +13,11 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedyogi    | sgd             | yogi     |   | duw-     | learned             |
 | fedadagrad | sgd             | adagrad  |   |          |                     |
 | fedexp     | sgd             | exp      |   |          |                     |
+| fedbn      | sgd             | sgd      |   |          |                     |
+| fedper     | sgd             | sgd      |   |          |                     |
+
+In ``fedbn`` (Li et al. 2021) the normalisation layers stay with the clients, in ``fedper`` (Arivazhagan et al. 2019)
+the last layer does (`core.own_layers`); their weights cannot be learned.
 
 ``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the pre-trained rule with the
 server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
@@ -28,6 +33,7 @@ from typing import Any, Literal, get_args
 
 from fedunfold.core.algorithm import Algorithm, check_algorithm
 from fedunfold.core.errors import InputError
+from fedunfold.core.own_layers import OwnLayers
 from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS
 from fedunfold.core.registry import unknown
 from fedunfold.local import nova
@@ -46,7 +52,10 @@ BASES = {
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
     "fedexp": ("sgd", "exp"),
+    "fedbn": ("sgd", "sgd"),
+    "fedper": ("sgd", "sgd"),
 }
+OWN_LAYERS: dict[str, OwnLayers] = {"fedbn": "normalization", "fedper": "last"}
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
@@ -106,7 +115,8 @@ def method_names() -> tuple[str, ...]:
     """
     rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
-    combined = (f"{prefix}-{base}" for prefix in prefixes for base in BASES)
+    pairs = ((prefix, base) for prefix in prefixes for base in BASES)
+    combined = (f"{prefix}-{base}" for prefix, base in pairs if not (prefix == LEARNED and base in OWN_LAYERS))
     return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
 
 
@@ -132,6 +142,7 @@ def method(name: str) -> Method:
         LOCAL_OPTIMIZERS.make(local),
         SERVER_OPTIMIZERS.make(server),
         aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
+        own_layers=OWN_LAYERS.get(base, "none"),
     )
     if prefix == LEARNED:
         return Method(name, algorithm, None)

@@ -10,6 +10,7 @@ from fedunfold.config import Client
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Broadcast
+from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 
 Personal = int | Literal["own"]
@@ -66,26 +67,29 @@ class FineTuning:
         everybody = env.replace(clients=clients, clients_per_round=None)
         return cls(federation.over(everybody, federation.data), held, epochs)
 
-    def models(self, model: Tensor, run: str, t: int, algorithm: Algorithm) -> Tensor:
+    def models(self, result: RunResult, run: str, algorithm: Algorithm) -> Tensor:
         """The clients' own models [K, d]; NaN for one whose training left the finite numbers.
 
         Args:
-            model: w^(T), [d].
-            run: Names the randomness of the run it is from.
-            t: The round whose minibatches are drawn, T after T rounds.
+            result: The run that ended with w^(T).
+            run: Names its randomness.
             algorithm: Has the local optimiser.
         """
-        models = model.repeat(len(self.federation.clients), 1)
+        models = result.client_models.clone(memory_format=torch.contiguous_format)
         if self.epochs == 0:
             return models
-        (found,) = self.federation.train([algorithm.request(run, t, model, broadcast=Broadcast())])
-        models[found.updates.clients.to(models.device)] += found.updates.rows
+        t, alone = len(result.evaluations), Broadcast()
+        (found,) = self.federation.train([algorithm.request(run, t, result.model, broadcast=alone, own=result.own)])
+        clients = found.updates.clients
+        models[clients.to(models.device)] += found.updates.rows
+        if result.own is not None and found.metrics.own is not None:
+            models = result.own.trained(clients.tolist(), found.metrics.own).put(models, range(len(models)))
         models[~found.participated.to(models.device)] = torch.nan
         return models
 
-    def scores(self, model: Tensor, run: str, t: int, algorithm: Algorithm) -> dict[str, float]:
+    def scores(self, result: RunResult, run: str, algorithm: Algorithm) -> dict[str, float]:
         """The primary metric of `models` on what each client held out, by client; NaN where there is no model."""
-        models = self.models(model, run, t, algorithm)
+        models = self.models(result, run, algorithm)
         known = models.isfinite().all(1).cpu()
         found = torch.where(known, self.held.client_accuracies(models.nan_to_num()), torch.nan)
         return dict(zip(self.held.data.keys, found.tolist(), strict=True))

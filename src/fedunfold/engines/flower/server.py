@@ -109,6 +109,10 @@ class RemoteFederation:
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         """One round of local training from w^(t), for every run."""
+        if any(request.own is not None for request in requests):
+            raise InputError(
+                "layers that stay with the clients are simulated only; over a network take own_layers='none'."
+            )
         return [self._train(request) for request in requests]
 
     def vjp(

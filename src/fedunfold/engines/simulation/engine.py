@@ -256,6 +256,8 @@ class SimulatedFederation:
     def _report(self, context: RoundContext, result: CohortResult, absent: Absent) -> ClientUpdates:
         request, trained = context.request, context.clients
         finite = np.isfinite(result.numbers.numpy()[[0, 2]]).all(0)  # whatever the outer loss is
+        if result.own is not None:
+            finite &= result.own.isfinite().all(1).cpu().numpy()
         if not finite.all():
             self._check_divergence(finite, context)
             context, result = context.accept(finite), result.select(torch.from_numpy(finite))
@@ -290,7 +292,10 @@ class SimulatedFederation:
         if "accuracy" in request.required_metrics:
             self.data.task.check_metrics(request.required_metrics)
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
-            accuracy[clients] = self._evaluator.scores(request.model + result.updates, context.clients)
+            models = request.model + result.updates
+            if request.own is not None and result.own is not None:
+                models[:, request.own.places] = result.own
+            accuracy[clients] = self._evaluator.scores(models, context.clients)
         if "norm" in request.required_metrics:
             norm = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
             buffers = self.layout.num_buffer_entries
@@ -298,7 +303,7 @@ class SimulatedFederation:
             norm[clients] = own.to(norm)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
-        return ClientMetrics(loss, start_loss, accuracy, norm, gradients)
+        return ClientMetrics(loss, start_loss, accuracy, norm, gradients, result.own)
 
     # --- divergence --------------------------------------------------------------------------------------
 
