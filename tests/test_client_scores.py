@@ -64,9 +64,9 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     assert comparison.by_client is not None
     title, heads, (row, _) = comparison.by_client
     assert title == "sites: RMSE on what each client held out, lower is better"
-    assert heads == ("method", "mean", "worst client", "a", "b", "c")
+    assert heads == ("method", "mean", "worst", "a", "b", "c")
     each_one = [f"{means[key]:.4g}" for key in "abc"]
-    assert row == ("fedavg", f"{method.client_mean:.4g}", f"{means[worst]:.4g} {worst}", *each_one)
+    assert row == ("fedavg", f"{method.client_mean:.4g}", f"{means[worst]:.4g}", *each_one)
     assert comparison.as_json()["methods"][0]["held_out"]["worst_client"] == worst
     (run,) = read_runs([saved(comparison, env, tmp_path / "kept")])
     assert run.methods[0].held_out is not None
@@ -76,6 +76,15 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     (rings,) = [trace for trace in held.drawings[0].chart["data"] if trace["name"] == "fedavg"]
     assert rings["y"] == pytest.approx(list(means.values()), rel=1e-5)
     assert any("on what they held out" in line and f"at {worst}" in line for line in findings(group_runs([run])[0]))
+
+
+def test_of_many_clients_the_worst_is_named_and_none_has_a_column() -> None:
+    comparison = fu.compare(tiny(dict.fromkeys("abcdefghi", 4)).replace(holdout=0.5), ["fedavg"], trials=1)
+    assert comparison.by_client is not None and comparison.methods[0].worst_client is not None
+    _, heads, (row,) = comparison.by_client
+    worst, score = comparison.methods[0].worst_client
+    assert heads == ("method", "mean", "worst client")
+    assert row[2] == f"{score:.1f} {worst}"
 
 
 def test_a_percentage_is_worst_where_it_is_lowest() -> None:

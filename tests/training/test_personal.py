@@ -105,7 +105,7 @@ def test_fine_tuned_models_from_comparison_to_report(tmp_path: Path) -> None:
     assert comparison.by_client is not None
     title, heads, cells = comparison.by_client
     assert title == "in-memory: accuracy on what each client held out (%)"
-    assert heads == ("method", "mean", "worst client", "a", "b", "c")
+    assert heads == ("method", "mean", "worst", "a", "b", "c")
     assert [row[0] for row in cells] == rows
     document = json.loads(json.dumps(comparison.as_json(), allow_nan=False))["methods"]
     tuned = document[0]["fine_tuned"]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Names come from files and may have brackets in them: nothing is read as markup.
 out = Console(markup=False)
 err = Console(stderr=True, markup=False)
-LONGEST_WORD = 16
-"""Letters that are kept together in a column of words."""
 
 
 def print_json(document: object) -> None:
@@ -60,11 +58,9 @@ def progress() -> Progress:
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> Table:
     """A table whose columns hold numbers, but for those at `words`; an empty row ends a section."""
-    made, rows = Table(title=title or None), list(rows)
+    made = Table(title=title or None)
     for i, head in enumerate(heads):
-        longest = max((len(word) for row in rows if row for word in row[i].split()), default=0) if i in words else 0
-        width = min(longest, LONGEST_WORD)  # in words a fold is harder to read than beside them
-        made.add_column(head, justify="left" if i in words else "right", overflow="fold", min_width=width)
+        made.add_column(head, justify="left" if i in words else "right", overflow="fold")  # no digit is cut off
     for row in rows:
         if row:
             made.add_row(*row)

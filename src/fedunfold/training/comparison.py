@@ -206,7 +206,7 @@ class Comparison:
         """A table of the scores on what clients held out: its title, heads and rows; None where they held out nothing.
 
         Every method has a row, and one more for its fine-tuned models, where there are some: the mean of the clients,
-        the worst of them, and each one where they are few.
+        the worst of them, and each one where they are few, or else which one is the worst.
         """
         scored = [
             (label, scores)
@@ -220,11 +220,11 @@ class Comparison:
         primary, rows = self.primary, []
         for label, scores in scored:
             mean, worst = _mean_and_worst(scores, primary)
-            low = "–" if worst is None else f"{primary.text(worst[1])} {worst[0]}"
+            low = "–" if worst is None else primary.text(worst[1]) + ("" if clients else f" {worst[0]}")
             rows.append((label, self._text(mean), low, *(self._text(scores[key]) for key in clients)))
         unit = f"{primary.brackets()}{primary.direction}"
         title = f"{self.environment}: {primary.label} on what each client held out{unit}"
-        return title, ("method", "mean", "worst client", *clients), rows
+        return title, ("method", "mean", "worst" if clients else "worst client", *clients), rows
 
     def _text(self, value: float | None) -> str:
         return "–" if value is None else self.primary.text(value)
