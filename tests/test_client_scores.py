@@ -123,3 +123,13 @@ def test_leaving_out_each_client_in_turn() -> None:
     lines = repr(found).splitlines()
     assert lines[0] == "sites: RMSE on each client, trained without it, lower is better"
     assert lines[1].split() == ["method", "mean", "worst", "a", "b", "c"]
+
+
+def test_references_are_trained_without_the_client_too() -> None:
+    env = regression(rounds=1)
+    found = leave_one_out(env, ["majority"], trials=1)
+    whole = env.load()
+    others = torch.cat([whole.client(k)[1] for k in (0, 2)])
+    error = whole.client(1)[1] - others.mean()
+    assert found.scores["majority"]["b"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+    assert repr(found).splitlines()[2].startswith("majority (reference)")
