@@ -211,7 +211,15 @@ def test_a_table_says_what_is_a_reference(tmp_path: Path) -> None:
     (group,) = group_runs([run])
     assert group.baseline is not None and group.baseline.label == "uniform-fedavg"
     assert {method.label for method in group.others} == set(named) - {"uniform-fedavg"}
-    assert any(line.startswith("local (reference) ends at") for line in findings(group))
+    told = findings(group)
+    assert any(line.startswith("local (reference) ends at") for line in told)
+    alone, together = (comparison.methods[i].held_out for i in (0, 2))
+    better = sum((alone[key] or 0) < (together[key] or 0) for key in "abc")
+    assert 0 < better <= 3
+    mean = f"{comparison.methods[2].client_mean:.4g}"
+    best = f"uniform-fedavg, which has the best mean of the federated ones, {mean}."
+    sentence = f"With local (reference), {better} of 3 clients do better on what they held out than with {best}"
+    assert sentence in told
     (weights,) = cards_of([""], [group])["weights"]
     assert [drawing.label for drawing in weights.drawings] == ["uniform-fedavg"]
     assert mean_weights(comparison.methods[0].trials[0].weights, "abc") == {}
