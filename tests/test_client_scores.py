@@ -61,8 +61,12 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     assert method.client_mean == pytest.approx(sum(means.values()) / 3)
     assert method.worst_client is not None
     assert method.worst_client[0] == worst and method.worst_client[1] == pytest.approx(means[worst])
-    assert list(comparison.other_metrics)[-2:] == ["mean client", "worst client"]
-    assert comparison.other_metrics["worst client"][0] == f"{means[worst]:.4g} {worst}"
+    assert comparison.by_client is not None
+    title, heads, (row, _) = comparison.by_client
+    assert title == "sites: RMSE on what each client held out, lower is better"
+    assert heads == ("method", "mean", "worst", "a", "b", "c")
+    each_one = [f"{means[key]:.4g}" for key in "abc"]
+    assert row == ("fedavg", f"{method.client_mean:.4g}", f"{means[worst]:.4g}", *each_one)
     assert comparison.as_json()["methods"][0]["held_out"]["worst_client"] == worst
     (run,) = read_runs([saved(comparison, env, tmp_path / "kept")])
     assert run.methods[0].held_out is not None
@@ -72,6 +76,15 @@ def test_compare_shows_mean_and_worst_client(tmp_path: Path) -> None:
     (rings,) = [trace for trace in held.drawings[0].chart["data"] if trace["name"] == "fedavg"]
     assert rings["y"] == pytest.approx(list(means.values()), rel=1e-5)
     assert any("on what they held out" in line and f"at {worst}" in line for line in findings(group_runs([run])[0]))
+
+
+def test_of_many_clients_the_worst_is_named_and_none_has_a_column() -> None:
+    comparison = fu.compare(tiny(dict.fromkeys("abcdefghi", 4)).replace(holdout=0.5), ["fedavg"], trials=1)
+    assert comparison.by_client is not None and comparison.methods[0].worst_client is not None
+    _, heads, (row,) = comparison.by_client
+    worst, score = comparison.methods[0].worst_client
+    assert heads == ("method", "mean", "worst client")
+    assert row[2] == f"{score:.1f} {worst}"
 
 
 def test_a_percentage_is_worst_where_it_is_lowest() -> None:
@@ -110,3 +123,13 @@ def test_leaving_out_each_client_in_turn() -> None:
     lines = repr(found).splitlines()
     assert lines[0] == "sites: RMSE on each client, trained without it, lower is better"
     assert lines[1].split() == ["method", "mean", "worst", "a", "b", "c"]
+
+
+def test_references_are_trained_without_the_client_too() -> None:
+    env = regression(rounds=1)
+    found = leave_one_out(env, ["majority"], trials=1)
+    whole = env.load()
+    others = torch.cat([whole.client(k)[1] for k in (0, 2)])
+    error = whole.client(1)[1] - others.mean()
+    assert found.scores["majority"]["b"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+    assert repr(found).splitlines()[2].startswith("majority (reference)")

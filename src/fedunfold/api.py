@@ -24,7 +24,9 @@ from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, for_rounds
 from fedunfold.tracking import Callback, CallbackList, callback_scope
 from fedunfold.training.comparison import Comparison, MethodResult
 from fedunfold.training.loop import run_rounds
-from fedunfold.training.methods import Method, as_method, learned_method
+from fedunfold.training.methods import Method, as_compared, as_method, learned_method
+from fedunfold.training.personal import Personal
+from fedunfold.training.references import References
 from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 
@@ -127,12 +129,14 @@ def run(
     10
     """
     chosen = as_method(method)
+    if chosen.reference is not None:
+        raise InputError(f"'{chosen.reference}' is a reference and no run of its own; name it in a comparison.")
     if chosen.rule is None:
         raise InputError(
             f"method '{chosen.name}' needs learned weights; learn_weights learns them, and compare does so itself."
         )
     federation = SimulatedFederation(environment(env), model=model, device=device_of(device), dtype=dtype)
-    held = HeldOut.of(federation, model, dtype)
+    held = HeldOut.of(federation)
     digest = federation_digest(federation, model)
     _check_fit(chosen.rule, federation, digest)
     parts = {"method": chosen.name, **describe_rule(chosen.rule), "trial": trial}
@@ -178,6 +182,7 @@ def compare(
     methods: Sequence[Method | WeightingRule | Weigh | str],
     *,
     trials: int = 5,
+    personal: Personal | None = None,
     learning: Learning | None = None,
     model: ModelFactory | None = None,
     device: str = "cpu",
@@ -192,8 +197,11 @@ def compare(
     Args:
         env: An environment, the name of a bundled one, or a TOML file.
         methods: Names (`fedavg`, `duw-fednova`, …), weighting rules (used with plain FedAvg), learned weights or
-            pre-trained rules (used with what they were learned for), or `Method`s.
+            pre-trained rules (used with what they were learned for), or `Method`s. The references `local`, `pooled` and
+            `majority` are each client alone, all rows in one place, and no training.
         trials: Runs of each method.
+        personal: Epochs for which every client trains each final model further, to be tested on what it holds out;
+            "own": as many as it makes in a round.
         learning: How weights are learned; by default as each method has it.
         model: A function that builds a classifier in place of the environment's own.
         device: ``cpu`` or ``cuda``.
@@ -216,19 +224,23 @@ def compare(
     if not is_count(trials):
         raise InputError(f"a comparison needs at least 1 trial, not {trials!r}.")
     given = methods if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
-    chosen = [replace(method, learning=learning or method.learning) for method in map(as_method, given)]
+    chosen = [replace(method, learning=learning or method.learning) for method in map(as_compared, given)]
     if not chosen:
         raise InputError("a comparison needs at least one method, such as fedavg.")
     names = [entry.name for entry in chosen]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"method '{twice}' is named twice; name each once.")
     federation = SimulatedFederation(env, model=model, device=device_of(device), dtype=dtype)
-    held = HeldOut.of(federation, model, dtype)
+    held = HeldOut.of(federation, personal)
+    references = References(federation, held.federation)
     digest = federation_digest(federation, model)
     # Everything that can be refused is refused now, and not after hours of the methods before it.
     for entry in chosen:
         entry.algorithm.aggregator.check_enough(len(env.clients))
-        if entry.rule is None:
+        entry.algorithm.check_layers(federation.layout)
+        if entry.reference is not None:
+            references.check(entry.reference)
+        elif entry.rule is None:
             check_learnable(entry.algorithm)
         else:
             _check_fit(entry.rule, federation, digest)
@@ -236,7 +248,7 @@ def compare(
         "methods": names,
         "trials": trials,
         "algorithms": {entry.name: entry.algorithm.describe() for entry in chosen},
-        "learning": {entry.name: asdict(entry.learning) for entry in chosen if entry.rule is None},
+        "learning": {entry.name: asdict(entry.learning) for entry in chosen if entry.learns},
         "rules": {entry.name: describe_rule(entry.rule) for entry in chosen if entry.rule is not None},
     }
     results = []
@@ -244,10 +256,13 @@ def compare(
         for position, entry in enumerate(chosen):
             saved = partial(_checkpoint, checkpoints, position)
             ready, learned = entry, entry.rule if isinstance(entry.rule, LearnedWeights) else None
-            if entry.rule is None:
+            if entry.learns:
                 learned = _learn(federation, entry, digest, callbacks, saved("learning"))
                 ready = learned_method(learned, entry.name)  # with the step sizes learned beside the weights
-            runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved, held)
+            if entry.reference is not None:
+                runs = references.trials(entry, range(trials), callbacks, saved)
+            else:
+                runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved, held)
             results.append(MethodResult(entry.name, runs, learned))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
@@ -276,7 +291,7 @@ def _run_trials(
     digest: str,
     callbacks: CallbackList,
     checkpoint: Callable[[str], Path | None],
-    held: HeldOut | None,
+    held: HeldOut,
 ) -> tuple[RunResult, ...]:
     """Trials of a method, as many together as the federation says is worth it; checkpoints by the first of them."""
     assert chosen.rule is not None
@@ -302,11 +317,10 @@ def _run_trials(
             checkpoint_seconds=None,
             on_round=report,
         )
-        if held is not None:
-            outcomes = [replace(outcome, held_out=held.scores(outcome)) for outcome in outcomes]
-        for trial, outcome in zip(together, outcomes, strict=True):
+        for trial, found in zip(together, outcomes, strict=True):
+            outcome = held.tested(found, f"trial-{trial}", chosen.algorithm)
             callbacks.on_trial_end(chosen.name, trial, len(trials), outcome)
-        runs += outcomes
+            runs.append(outcome)
     return tuple(runs)
 
 

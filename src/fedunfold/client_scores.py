@@ -1,15 +1,15 @@
 """How well a final model serves each client: on its own training data, and on what it held out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from fedunfold.config import Environment, environment
+from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
+from fedunfold.training.personal import FineTuning, Personal
 
 
 @dataclass(frozen=True)
@@ -17,30 +17,41 @@ class HeldOut:
     """What the clients of a federation hold out.
 
     Attributes:
-        federation: The same clients with these rows.
+        federation: The same clients with these rows; None where they hold out nothing.
+        fine_tuning: How final models are trained further before they are tested once more, where they are.
     """
 
-    federation: SimulatedFederation
+    federation: SimulatedFederation | None
+    fine_tuning: FineTuning | None = None
 
     @classmethod
-    def of(cls, federation: SimulatedFederation, model: ModelFactory | None, dtype: torch.dtype) -> "HeldOut | None":
-        """That of a federation; None where clients hold out nothing.
+    def of(cls, federation: SimulatedFederation, personal: Personal | None = None) -> "HeldOut":
+        """That of a federation.
 
         Args:
             federation: Who trains.
-            model: The function that builds its models, where it is not the environment's own.
-            dtype: Their precision.
+            personal: Epochs of fine-tuning, where it is wanted.
         """
         env = federation.environment
         data = env.load_held_out()
-        if data is None:
-            return None
-        return cls(SimulatedFederation(env, data, model=model, device=federation.device, dtype=dtype))
+        held = None if data is None else federation.over(env, data)
+        return cls(held, None if personal is None else FineTuning.of(federation, held, personal))
 
-    def scores(self, result: RunResult) -> dict[str, float]:
-        """The primary metric of a run's final model at every client; fractions are not in percent."""
-        found = self.federation.client_accuracies(result.model).tolist()
-        return dict(zip(self.federation.data.keys, found, strict=True))
+    def tested(self, result: RunResult, run: str, algorithm: Algorithm) -> RunResult:
+        """A run with the primary metric of its final model at every client; fractions are not in percent.
+
+        Args:
+            result: The run.
+            run: Names its randomness.
+            algorithm: How it was trained.
+        """
+        if self.federation is None:
+            return result
+        found = self.federation.client_accuracies(result.client_models).tolist()
+        result = replace(result, held_out=dict(zip(self.federation.data.keys, found, strict=True)))
+        if self.fine_tuning is None:
+            return result
+        return replace(result, fine_tuned=self.fine_tuning.scores(result, run, algorithm))
 
 
 def client_scores(
@@ -63,5 +74,7 @@ def client_scores(
     """
     if not results:
         return []
+    if all(result.client_scores for result in results):
+        return [list(result.client_scores.values()) for result in results]
     federation = SimulatedFederation(environment(env), model=model, dtype=results[0].model.dtype)
-    return [federation.client_accuracies(result.model).tolist() for result in results]
+    return [federation.client_accuracies(result.client_models).tolist() for result in results]

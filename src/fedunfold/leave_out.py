@@ -74,12 +74,13 @@ class LeftOut:
     def rows(self) -> list[tuple[str, ...]]:
         """A line for each method: the mean of the clients, the worst, and each of them."""
         rows = self.as_json()["methods"]
+        labels = [method.label for method in next(iter(self.comparisons.values())).methods]
         return [
             (
-                row["method"],
+                label,
                 *map(self._text, (row[f"{self.primary.name}_mean"], row["worst"], *row["left_out"].values())),
             )
-            for row in rows
+            for label, row in zip(labels, rows, strict=True)
         ]
 
     @property

@@ -72,7 +72,7 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]
     for entry in compared["methods"]:
-        assert set(entry) == {"method", "accuracy_mean", "accuracy_sd", "metrics", "rounds", "warnings"}
+        assert set(entry) == {"method", "reference", "accuracy_mean", "accuracy_sd", "metrics", "rounds", "warnings"}
         assert entry["rounds"][-1] == pytest.approx(entry["accuracy_mean"])
         assert 0 <= entry["accuracy_mean"] <= 100
 
@@ -228,6 +228,29 @@ def test_clients_are_tested_on_what_they_hold_out(fedunfold: Command, two_sites:
     assert refused.code == 2 and "holdout" in refused.err
     both = fedunfold(*command, "--leave-out")
     assert (both.code, both.out) == (2, "") and "leave --holdout out" in both.err
+
+
+def test_references_and_fine_tuned_models_stand_beside_methods(
+    fedunfold: Command, two_sites: Callable[..., Path]
+) -> None:
+    command = ("compare", two_sites(), "--methods", "fedavg,local,pooled,majority", "--trials", 1, "--personal", "own")
+    refused = fedunfold(*command)
+    assert (refused.code, refused.out) == (2, "") and "as in --holdout 0.2." in refused.err
+    shown = fedunfold(*command, "--holdout", 0.25)
+    assert shown.code == 0, shown.err
+    text = " ".join(shown.out.split())
+    assert "majority (reference)" in text and "fedavg, fine-tuned" in text and "on what each client held out" in text
+    rows = fedunfold(*command, "--holdout", 0.25, "--format", "json").json["methods"]
+    assert [(row["method"], row["reference"], "fine_tuned" in row) for row in rows] == [
+        ("fedavg", False, True),
+        ("local", True, False),
+        ("pooled", True, False),
+        ("majority", True, False),
+    ]
+    wrong = fedunfold(*command[:-1], "some", "--holdout", 0.25)
+    assert wrong.code == 2 and "not 'some'" in wrong.err
+    both = fedunfold(*command, "--leave-out")
+    assert (both.code, both.out) == (2, "") and "leave --personal out" in both.err
 
 
 def test_each_client_is_left_out_in_turn(fedunfold: Command, two_sites: Callable[..., Path]) -> None:

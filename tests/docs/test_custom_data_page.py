@@ -30,7 +30,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     if with_datasets:
         datasets = importlib.import_module("datasets")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 11
     for command in COMMANDS:
         if "--dataset" in command and not with_datasets:
             continue

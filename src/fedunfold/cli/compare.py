@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
@@ -28,6 +30,7 @@ def compare(
     trials: opt.Trials = 5,
     aggregator: opt.Part = None,
     leave_out: bool = False,
+    personal: Annotated[str | None, typer.Option(metavar="EPOCHS")] = None,
     *,
     parts: opt.Parts,
     options: opt.RunOptions,
@@ -36,15 +39,23 @@ def compare(
     """Compare methods over several trials; those with learned weights (duw-…) learn them first.
 
     Args:
-        methods: Names, and files of learned weights or of pre-trained rules, separated by commas.
+        methods: Names, and files of learned weights or of pre-trained rules, separated by commas; local, pooled and
+            majority are references: each client alone, all rows in one place, no training.
         aggregator: Updates: mean, median, trimmed-mean:fraction=0.2, krum:num_byzantine=1.
         leave_out: Train without each client in turn, and test on its rows.
+        personal: Fine-tune the final models at each client for so many epochs, or its own, and test them on what it
+            holds out.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if leave_out and options.holdout is not None:
         raise InputError("--leave-out tests on all rows of the client that is left out; leave --holdout out.")
-    work = _leave_out if leave_out else _compare
-    work(env, names, options, trials, {**asdict(parts), "aggregator": aggregator}, learning)
+    if leave_out and personal is not None:
+        raise InputError("--leave-out tests on clients that train nothing; leave --personal out.")
+    given = {**asdict(parts), "aggregator": aggregator}
+    if leave_out:
+        _leave_out(env, names, options, trials, given, learning)
+    else:
+        _compare(env, names, options, trials, given, learning, personal=personal)
 
 
 def _leave_out(
@@ -84,6 +95,7 @@ def _compare(
     parts: dict[str, str | None] | None = None,
     learning: opt.LearningOptions | None = None,
     own: Path | None = None,
+    personal: str | None = None,
 ) -> None:
     """Compare the methods, show what came out, and save it; a command that has its own folder also shows weights."""
     from fedunfold import api
@@ -97,7 +109,8 @@ def _compare(
             try:
                 chosen = [_chosen(name, environment, parts or {}, learning) for name in names]
                 saved, on = folder.checkpoints, precision_of(options)
-                comparison = api.compare(environment, chosen, trials=trials, checkpoints=saved, callback=tracker, **on)
+                on |= {"checkpoints": saved, "callback": tracker, "personal": _epochs(personal)}
+                comparison = api.compare(environment, chosen, trials=trials, **on)
             except KeyboardInterrupt:
                 comparison, ending = progress.so_far(environment.name), _stopped(progress, folder.path)
                 if not progress.runs and not progress.learned:
@@ -113,6 +126,8 @@ def _compare(
             console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
         elif comparison.methods:
             console.out.print(console.comparison_table(comparison))
+            if comparison.by_client is not None:
+                console.out.print(console.table(*comparison.by_client))
             for result in comparison.methods if own else ():
                 if result.learned is not None:
                     console.out.print(console.weights_table(result.learned))
@@ -139,13 +154,18 @@ def _stopped(progress: "ProgressTracker", folder: Path) -> Stopped:
     return Stopped("stopped before the first trial ended; nothing was saved.")
 
 
+def _epochs(personal: str | None) -> Any:
+    """A number of epochs, or what was typed in the place of one."""
+    return int(personal) if personal is not None and personal.isdecimal() else personal
+
+
 def _chosen(
     name: str, environment: "Environment", parts: dict[str, str | None], learning: opt.LearningOptions | None
 ) -> "Method":
     """A method by its name or by the file of its weights, with the parts and the learning given."""
     from fedunfold.cli.context import method_from_file
-    from fedunfold.training.methods import changed, method
+    from fedunfold.training.methods import as_compared, changed
 
-    named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else method(name)
+    named = method_from_file(Path(name), environment, False) if name.endswith(".safetensors") else as_compared(name)
     named = changed(named, **parts)
     return named if learning is None else replace(named, learning=learning.applied_to(named.learning, environment))

@@ -77,7 +77,7 @@ def comparison_table(comparison: "Comparison") -> Table:
         others = {"rounds to learn": [str(result.learning_rounds) for result in comparison.methods], **others}
     rows = (
         (
-            result.name,
+            result.label,
             str(len(result.trials)),
             result.spread,
             "" if result is first else _signed(primary.text(primary.gain(result.mean, over=first.mean))),

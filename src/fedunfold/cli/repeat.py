@@ -10,7 +10,7 @@ from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedunfold.runs.schema import InputFile, RunManifest
+    from fedunfold.runs.manifest import InputFile, RunManifest
 
 DIFFERENT = 1
 

@@ -7,7 +7,19 @@ FLAGS = {
     for name in (
         *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
         *("event", "time"),
-        *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
+        *(
+            "holdout",
+            "jobs",
+            "kl_weight",
+            "label",
+            "methods",
+            "model",
+            "num_samples",
+            "only",
+            "out",
+            "overwrite",
+            "partitioner",
+        ),
         *("resume", "rounds", "task", "test", "threads", "tie_rounds", "update_storage"),
     )
 } | {"allow_mapping": "--map", "aggregator": "--aggregator", "folder": "--in"}

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import AbsentLoss, TrainRequest
+from fedunfold.core.own_layers import OwnLayers, own_places
+from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import (
     AGGREGATORS,
     LOCAL_OPTIMIZERS,
@@ -37,6 +39,8 @@ class Algorithm:
             without any s_t = 1.
         filter: Which updates are rejected: finite or norm (`aggregation.screening`).
         aggregator: How the others become one direction (`aggregation.robust`).
+        own_layers: Which layers stay with the clients: none, normalization (FedBN) or last (FedPer)
+            (`core.own_layers`).
 
     >>> import fedunfold as fu
     >>> Algorithm(fu.prox(mu=0.1), fu.adam(lr=0.02), absent="drop").local.mu
@@ -50,6 +54,7 @@ class Algorithm:
     step_sizes: tuple[float, ...] = ()
     filter: UpdateFilter = "finite"
     aggregator: Aggregator = field(default_factory=partial(AGGREGATORS.make, "mean"))
+    own_layers: OwnLayers = "none"
 
     def __post_init__(self) -> None:
         for name, kind, examples in (
@@ -63,6 +68,7 @@ class Algorithm:
             ("absent", "way to treat absent clients", get_args(Absent)),
             ("absent_loss", "way to treat absent clients' losses", get_args(AbsentLoss)),
             ("filter", "filter of updates", get_args(UpdateFilter)),
+            ("own_layers", "choice of layers that stay with the clients", get_args(OwnLayers)),
         ):
             if (given := getattr(self, name)) not in choices:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
@@ -70,6 +76,11 @@ class Algorithm:
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):
                 raise InputError(f"the step size of round {t} must be a finite number >= 0, not {size!r}.")
+
+    def check_layers(self, layout: ParamLayout) -> None:
+        """Refuse a model without the layers that are to stay with the clients."""
+        if self.own_layers != "none":
+            own_places(self.own_layers, layout)
 
     def step_size(self, t: int) -> float:
         """s_t."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss, Selection
 from fedunfold.core.server_data import ServerData
@@ -71,6 +72,7 @@ class TrainRequest:
         broadcast: What depends on the other clients, where a client trains alone.
         curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
         reported: What clients last reported of the metrics that the client sampler requires, [K] each.
+        own: The clients' own layers, where some stay with them (`core.own_layers`).
     """
 
     run: str
@@ -86,6 +88,7 @@ class TrainRequest:
     broadcast: Broadcast | None = None
     curvature: bool = True
     reported: Mapping[Metric, Tensor] = field(default_factory=dict)
+    own: OwnEntries | None = None
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -183,6 +186,7 @@ class ClientMetrics:
         accuracy: That of w_k on client k's own training data, a fraction, [K].
         norm: ‖Δ_k‖ without buffers, [K].
         gradients: Sums of local gradients of the participating clients, [P, d].
+        own: What they came to in layers that stay with them, [P, n]: kept for them, and shown to no rule.
     """
 
     loss: Tensor | None = None
@@ -190,6 +194,7 @@ class ClientMetrics:
     accuracy: Tensor | None = None
     norm: Tensor | None = None
     gradients: Tensor | None = None
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -297,9 +302,10 @@ class ClientUpdates:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
         reported = {name: without(getattr(self.metrics, name)) for name in ("loss", "start_loss", "accuracy", "norm")}
-        own = None if (gradients := self.metrics.gradients) is None else gradients[accepted.to(gradients.device)]
+        of_clients = {name: getattr(self.metrics, name) for name in ("gradients", "own")}
+        reported |= {k: None if rows is None else rows[accepted.to(rows.device)] for k, rows in of_clients.items()}
         updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
-        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported, gradients=own)
+        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported)
         return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)
 
 

@@ -22,6 +22,10 @@ from fedunfold.core.errors import InputError
 ModelFactory = Callable[[], nn.Module]
 """A function that builds a fresh model, such as ``lambda: Net()``."""
 HALF = (torch.bfloat16, torch.float16)
+NORMALIZATION = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class ParamLayout:
         shapes: Their shapes.
         buffer_names: Names of the buffers, which come after them.
         buffer_shapes: Their shapes.
+        normalization: Names of the parameters and buffers that are a normalisation layer's, where that is known.
 
     >>> layout = ParamLayout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     >>> layout.num_params, layout.num_buffer_entries, layout.buffer_names
@@ -46,16 +51,19 @@ class ParamLayout:
     shapes: tuple[torch.Size, ...] = ()
     buffer_names: tuple[str, ...] = ()
     buffer_shapes: tuple[torch.Size, ...] = ()
+    normalization: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, module: nn.Module) -> "ParamLayout":
         """The layout of a module."""
         params, buffers = _trainable(module), _running_statistics(module)
+        layers = {name for name, layer in module.named_modules() if isinstance(layer, NORMALIZATION)}
         return cls(
             tuple(params),
             tuple(param.shape for param in params.values()),
             tuple(buffers),
             tuple(buffer.shape for buffer in buffers.values()),
+            frozenset(name for name in (*params, *buffers) if name.rpartition(".")[0] in layers),
         )
 
     @cached_property

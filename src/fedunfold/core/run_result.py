@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.own_layers import OwnEntries
 
 
 @dataclass(frozen=True)
@@ -13,14 +14,20 @@ class RunResult:
     """One run.
 
     Attributes:
-        model: w^(T), [d].
-        weights: Θ as used, [T, K].
+        model: w^(T), [d]; empty for a reference that has no model of all clients. Layers that stay with the clients
+            have the mean of theirs in it.
+        weights: Θ as used, [T, K]; [T, 0] for a reference (`training.references`), which aggregates nothing.
         participated: Who participated, [T, K].
         evaluations: The test after every round.
         rejected: Clients whose updates were rejected.
         warnings: What else is odd, a line each.
         held_out: The primary metric of the final model on what each client held out, by client; empty where they held
             out nothing.
+        fine_tuned: The same of the final model after each client has trained it further for itself; empty where that
+            was not requested.
+        client_scores: The primary metric on each client's own training data, by client, where `model` is not what
+            serves the clients; else empty.
+        own: The clients' own layers, where some stay with them.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "uniform-fedavg")
@@ -35,10 +42,25 @@ class RunResult:
     rejected: tuple[RejectedUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
     held_out: Mapping[str, float] = field(default_factory=dict)
+    fine_tuned: Mapping[str, float] = field(default_factory=dict)
+    client_scores: Mapping[str, float] = field(default_factory=dict)
+    own: OwnEntries | None = None
 
     def __repr__(self) -> str:
-        (rounds, clients), primary = self.weights.shape, self.evaluations[-1].primary
+        (rounds, clients), primary = self.participated.shape, self.evaluations[-1].primary
         return f"RunResult(rounds={rounds}, clients={clients}, {primary.name}={self.scores[-1]:.3f})"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what federated runs are held against, and none itself."""
+        return not self.weights.shape[1]
+
+    @property
+    def client_models(self) -> Tensor:
+        """What serves each client, [K, d]: the model, with the client's own layers in it where it has some."""
+        clients = self.participated.shape[1]
+        models = self.model.expand(clients, -1)
+        return models if self.own is None else self.own.put(models, range(clients))
 
     @property
     def scores(self) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import Task
@@ -74,6 +74,13 @@ class DatasetRows:
             for k in np.unique(owners)
         }
         return DatasetRows(parts, self._task, collate=self._collate, target=self._target, workers=self._workers)
+
+    def pooled(self, name: str) -> "DatasetRows":
+        """All rows as one data set."""
+        if not self.can_be_read_again:
+            raise InputError("the rows of an IterableDataset cannot be pooled; give a Dataset that is read by index.")
+        whole: Dataset[Any] = ConcatDataset([found.dataset for found in self._sets])
+        return DatasetRows({name: whole}, self._task, collate=self._collate, target=self._target, workers=self._workers)
 
     def read(self, rows: np.ndarray) -> tuple[Inputs, Tensor]:
         """Some rows, in this process."""

@@ -289,6 +289,24 @@ class FederatedData:
         others = replace(self._with_rows([np.arange(*span) for span in spans]), keys=keys)
         return others._tested_on(self, own)
 
+    def only(self, key: str) -> "FederatedData":
+        """A federation of one client alone, with the same test set.
+
+        Args:
+            key: The client.
+        """
+        k = self.keys.index(key)
+        return replace(self._with_rows([np.arange(self.offsets[k], self.offsets[k + 1])]), keys=(key,))
+
+    def pooled(self, key: str) -> "FederatedData":
+        """All rows in one place, in their order: a federation of one client, with the same test set.
+
+        Args:
+            key: What the client is called.
+        """
+        inputs = self.inputs.pooled(f"client {key}") if isinstance(self.inputs, DatasetRows) else self.inputs
+        return replace(self, keys=(key,), inputs=inputs, offsets=(0, self.offsets[-1]))
+
     def _drawn(self, fraction: float, seed: int, purpose: str) -> list[np.ndarray]:
         """⌈fraction · N_k⌉ rows of every client."""
         drawn = []

@@ -47,18 +47,21 @@ class Group:
         """All methods of all runs."""
         several = len(self.runs) > 1
         return tuple(
-            LabelledMethod(label=f"{method.name} · {run.label}" if several else method.name, run=run, **vars(method))
+            LabelledMethod(
+                label=f"{_label(method)} · {run.label}" if several else _label(method), run=run, **vars(method)
+            )
             for run in self.runs
             for method in run.methods
         )
 
     @cached_property
     def baseline(self) -> LabelledMethod | None:
-        """What the others are held against: FedAvg, else the first that learned nothing; none for one alone."""
+        """What the others are held against: FedAvg, else the first that learned nothing and is federated; none for one
+        alone."""
         if len(self.methods) < 2:
             return None
         plain = [method for method in self.methods if method.name == BASELINE]
-        plain += [method for method in self.methods if not method.learned]
+        plain += [method for method in self.methods if not (method.learned or method.is_reference)]
         return (plain or list(self.methods))[0]
 
     @property
@@ -66,6 +69,10 @@ class Group:
         """All but the baseline, learned ones first; the one alone where there is no baseline."""
         rest = [method for method in self.methods if method is not self.baseline]
         return tuple(sorted(rest, key=lambda method: not method.learned))
+
+
+def _label(method: MethodRecord) -> str:
+    return f"{method.name} (reference)" if method.is_reference else method.name
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:

@@ -19,7 +19,7 @@ SAME_PART = 0.0005  # the part of any other score
 def findings(group: Group) -> list[str]:
     """Everything worth saying about runs of one federation, the outcome first."""
     found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_held_out(group)]
-    found += [*_served(group), *_left_out(group)]
+    found += [*_alone(group), *_served(group), *_left_out(group)]
     for run in group.runs:
         for name in run.learned:
             named = f"{name} · {run.label}" if len(group.runs) > 1 else name
@@ -152,10 +152,32 @@ def _classes(group: Group) -> Iterator[str]:
 def _held_out(group: Group) -> Iterator[str]:
     """How the final models do on what clients held out."""
     primary = group.first.primary
+    about = f"the mean of the clients' {primary.label} on what they held out"
     for method in group.methods:
-        if method.held_out is not None and (found := _mean_and_worst(group, method.held_out.mean(0))):
-            about = f"the mean of the clients' {primary.label} on what they held out"
-            yield f"with {method.label}, {about} is {found}."
+        for label, scores in ((method.label, method.held_out), (f"{method.label}, fine-tuned", method.fine_tuned)):
+            if scores is not None and (found := _mean_and_worst(group, scores.mean(0))):
+                yield f"with {label}, {about} is {found}."
+
+
+def _alone(group: Group) -> Iterator[str]:
+    """How many clients do better with a model of their own rows alone than with the best of the federated ones."""
+    federated = [
+        (label, scores.mean(0))
+        for method in group.methods
+        for label, scores in ((method.label, method.held_out), (f"{method.label}, fine-tuned", method.fine_tuned))
+        if scores is not None and not method.is_reference and not np.isnan(scores.mean(0)).all()
+    ]
+    if not federated:
+        return
+    primary = group.first.primary
+    best, theirs = max(federated, key=lambda found: primary.gain(float(np.nanmean(found[1])), over=0))
+    for method in group.methods:
+        if method.is_reference and method.name.startswith("local") and method.held_out is not None:
+            better = int((primary.gain(1, over=0) * (method.held_out.mean(0) - theirs) > 0).sum())
+            mean = f"{primary.text(float(np.nanmean(theirs)))}{primary.unit()}"
+            against = f"{best}, which has the best mean of the federated ones, {mean}"
+            clients = f"{better} of {len(theirs)} clients do better on what they held out"
+            yield f"with {method.label}, {clients} than with {against}."
 
 
 def _left_out(group: Group) -> Iterator[str]:

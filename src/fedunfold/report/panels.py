@@ -132,7 +132,8 @@ def _weights(group: Group, several: bool) -> Iterator[Card]:
 
 def _frames(run: RunRecord) -> dict[str, Frames]:
     shown = {name: of_learning(learned) for name, learned in run.learned.items()}
-    return shown | {method.name: of_use(method.weights) for method in run.methods if method.name not in shown}
+    used = [method for method in run.methods if method.name not in shown and not method.is_reference]
+    return shown | {method.name: of_use(method.weights) for method in used}
 
 
 def _outer_loss(run: RunRecord, of: str) -> Card | None:
@@ -154,13 +155,12 @@ def _pairs(group: Group, of: str, what: Literal["class", "client"], *, held_out:
         rows = "rows that it held out" if held_out else "own training data"
         about = f"{capital(metric.label)} of the final models on each client's {rows}, mean of the trials."
         scores = {m.label: m.held_out if held_out else m.client_scores for m in group.methods}
+        if held_out:
+            scores |= {f"{m.label}, fine-tuned": m.fine_tuned for m in group.methods}
         values = {label: found.mean(0) for label, found in scores.items() if found is not None}
     base = group.baseline.label if group.baseline is not None else ""
-    shown = {
-        method.label: values[method.label]
-        for method in (group.baseline, *group.others)
-        if method and method.label in values
-    }
+    ordered = [method.label for method in (group.baseline, *group.others) if method]
+    shown = {label: values[label] for own in ordered for label in (own, f"{own}, fine-tuned") if label in values}
     return _compared(of, about, names, on_axis, shown, base, what, metric)
 
 

@@ -144,5 +144,5 @@ def _client_lines(environment: Environment, method: str, results: Sequence[RunRe
     for trial, scores in enumerate(client_scores(environment, results)):
         factor = results[trial].evaluations[-1].primary.factor()
         line = {"method": method, "trial": trial, "client_scores": [finite(factor * score) for score in scores]}
-        held = results[trial].held_out.values()
-        yield line | ({"held_out": [finite(factor * score) for score in held]} if held else {})
+        more = {"held_out": results[trial].held_out, "fine_tuned": results[trial].fine_tuned}
+        yield line | {what: [finite(factor * own) for own in found.values()] for what, found in more.items() if found}

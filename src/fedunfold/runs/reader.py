@@ -20,6 +20,7 @@ from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs import schema
 from fedunfold.runs.labels import distinct, plain
 from fedunfold.runs.left_out import LeftOutRecord
+from fedunfold.runs.manifest import RunManifest
 from fedunfold.runs.resume import ResumeDir
 from fedunfold.tracking.jsonl import PROGRESS
 from fedunfold.version import VERSION
@@ -141,7 +142,7 @@ def list_files(folder: Path) -> list[Path]:
 # --- whole runs --------------------------------------------------------------------------------------------
 
 
-def read_manifest(folder: Path) -> schema.RunManifest:
+def read_manifest(folder: Path) -> RunManifest:
     """What the run in a folder is repeated by.
 
     Raises:
@@ -150,7 +151,7 @@ def read_manifest(folder: Path) -> schema.RunManifest:
     file = settings_file(folder)
     if ResumeDir(folder).exists:
         raise InputError(f"the run in {folder} has not ended; resume it first.")
-    return parse_record(schema.RunManifest, read_file(file), file)
+    return parse_record(RunManifest, read_file(file), file)
 
 
 def read_runs(folders: Sequence[Path]) -> list[schema.RunRecord]:
@@ -271,17 +272,25 @@ def _join_trials(
                 plain(metric): np.array([rounds[-1].metrics.get(metric) for rounds in trials], dtype=np.float64)
                 for metric in trials[0][-1].metrics
             },
+            held_out=_by_client([end.held_out for end in served]),
+            fine_tuned=_by_client([end.fine_tuned for end in served]),
         )
-        if served and served[0].held_out is not None:
-            method = replace(method, held_out=np.array([end.held_out for end in served], dtype=np.float64))
-        held = method.client_scores if method.held_out is None else method.held_out
-        expected = *[(len(trials), clients)] * 2, (len(trials), classes), (method.scores.shape[1], clients)
-        if (held.shape, method.client_scores.shape, method.class_accuracy.shape, method.weights.shape) != expected:
+        by_client = [s for s in (method.client_scores, method.held_out, method.fine_tuned) if s is not None]
+        weighed = 0 if method.is_reference else clients
+        expected = (len(trials), classes), (method.scores.shape[1], weighed)
+        if (method.class_accuracy.shape, method.weights.shape) != expected or any(
+            scores.shape != (len(trials), clients) for scores in by_client
+        ):
             raise ValueError("numbers of trials, clients or classes differ")
     except ValueError as error:  # also numpy's word for lists of different lengths
         problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"
         raise DamagedRunError(file, problem) from error
     return method
+
+
+def _by_client(trials: Sequence[tuple[float | None, ...] | None]) -> schema.Floats | None:
+    """Scores that are in every trial's line or in none."""
+    return np.array(trials, dtype=np.float64) if trials and trials[0] is not None else None
 
 
 def _read_left_out(folder: Path, federation: schema.FederationRecord) -> dict[str, schema.Floats]:

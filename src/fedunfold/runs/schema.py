@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,6 @@ RULE = "rule.safetensors"
 PRETRAINING = "settings.toml"
 CARD = "card.md"
 REPORT = "report.html"  # made later, from the others; it is deleted with them
-
-MACHINE_DEPENDENT = (".png", ".html", ENVIRONMENT)
-"""Ends of names that are not compared: figures depend on fonts, and the description names the data from its folder."""
-
 
 Floats = NDArray[np.float64]
 
@@ -180,48 +176,6 @@ class SettingsRecord(Record):
     files: tuple[str, ...]
 
 
-class InputFile(Record):
-    """A file that the run was given.
-
-    Attributes:
-        given: Its name as it was given.
-        path: Where it is, from the run's folder.
-        sha256: Of its content.
-    """
-
-    given: str
-    path: str
-    sha256: str
-
-
-Value = bool | int | float | str
-
-
-class RunManifest(Record):
-    """The part of settings.json that a run is repeated by.
-
-    Attributes:
-        command: What was run.
-        arguments: Its settings by their names.
-        inputs: The files among them.
-        machine: What it was run on and with.
-        threads: How many it computed with.
-        files: Names of the files that the run left.
-    """
-
-    command: Literal["demo", "learn", "run", "compare", "reproduce", "pretrain"]
-    arguments: dict[str, Value | list[Value]]
-    inputs: tuple[InputFile, ...]
-    machine: dict[str, Any]
-    threads: Count
-    files: tuple[str, ...]
-
-    @property
-    def compared(self) -> list[str]:
-        """Files that come out the same, byte by byte, wherever the run is repeated."""
-        return [name for name in self.files if not name.endswith(MACHINE_DEPENDENT)]
-
-
 class RoundRecord(Record):
     """A line of metrics.jsonl, of those commands that train.
 
@@ -231,7 +185,7 @@ class RoundRecord(Record):
         round: Its number, from 0.
         metrics: All metrics on the test set by name, fractions in percent; None for one that is not known.
         class_accuracy: By class, in percent; None for a class without test samples.
-        weights: Θ^(t) as used.
+        weights: Θ^(t) as used; none of a reference.
         rejected: Why a client's update was rejected, by client.
     """
 
@@ -261,12 +215,14 @@ class ClientsRecord(Record):
         client_scores: The primary metric of the final model on each client's own training data, fractions in percent;
             None where it is not known.
         held_out: The same on what each client held out, where they did.
+        fine_tuned: That of the final models after each client has trained them further, where they did.
     """
 
     method: str
     trial: Natural
     client_scores: tuple[float | None, ...]
     held_out: tuple[float | None, ...] | None = None
+    fine_tuned: tuple[float | None, ...] | None = None
 
 
 # --- what is read from them ----------------------------------------------------------------------------------
@@ -295,12 +251,13 @@ class MethodRecord:
         name: The method's name.
         scores: The primary metric on the test set, [trials, rounds].
         class_accuracy: Of the final models by class, [trials, C], or [trials, 0] for a task without classes.
-        weights: Those used, as a mean of the trials, [rounds, K].
+        weights: Those used, as a mean of the trials, [rounds, K]; [rounds, 0] for a reference.
         client_scores: The primary metric of the final models on each client's own training data, [trials, K].
         rejected: The clients whose updates were rejected, the most often rejected first.
         metrics: All metrics of the final models on the test set by name, [trials].
         held_out: The primary metric of the final models on what each client held out, [trials, K]; None where they held
             out nothing.
+        fine_tuned: The same of final models that each client trained further, [trials, K]; None where none did.
     """
 
     name: str
@@ -311,6 +268,12 @@ class MethodRecord:
     rejected: tuple[RejectedClient, ...] = ()
     metrics: Mapping[str, Floats] = field(default_factory=dict)
     held_out: Floats | None = None
+    fine_tuned: Floats | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what federated methods are held against, and none itself."""
+        return not self.weights.shape[1]
 
     @property
     def finals(self) -> Floats:

@@ -44,13 +44,13 @@ def round_record(method: str, trial: int, round_index: int, evaluation: Evaluati
 
 
 def mean_weights(weights: Tensor, keys: Sequence[str]) -> dict[str, float]:
-    """(1/T) Σ_t Θ[t, k] of every client k.
+    """(1/T) Σ_t Θ[t, k] of every client k; none where there are no weights, as of a reference.
 
     Args:
-        weights: Θ, [T, K].
+        weights: Θ, [T, K] or [T, 0].
         keys: The clients' names.
     """
-    return dict(zip(keys, weights.mean(0).tolist(), strict=True))
+    return dict(zip(keys if weights.shape[1] else (), weights.mean(0).tolist(), strict=True))
 
 
 class Scalar(NamedTuple):

@@ -46,7 +46,8 @@ class TensorBoard(ScalarCallback):
         super().on_outer_step(method, so_far, iterations)
 
     def on_trial_end(self, method: str, trial: int, trials: int, result: RunResult) -> None:
-        self._histograms(f"{method}/trial-{trial}/weights", result.weights)
+        if not result.is_reference:
+            self._histograms(f"{method}/trial-{trial}/weights", result.weights)
         super().on_trial_end(method, trial, trials, result)
 
     def on_results(self, rows: Sequence[Mapping[str, Any]]) -> None:

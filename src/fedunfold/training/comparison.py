@@ -1,7 +1,7 @@
 """What a comparison of methods found."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from fedunfold.core.text_table import TextTable
 from fedunfold.rules.learned import LearnedWeights
 
 BALANCED = "balanced_accuracy"
+MOST_CLIENTS = 8
+"""As many have a column of their own."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,16 @@ class MethodResult:
     name: str
     trials: tuple[RunResult, ...]
     learned: LearnedWeights | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what federated methods are held against, and none itself."""
+        return self.trials[0].is_reference
+
+    @property
+    def label(self) -> str:
+        """Its name in a table, which says what is a reference."""
+        return f"{self.name} (reference)" if self.is_reference else self.name
 
     @property
     def primary(self) -> PrimaryMetric:
@@ -101,21 +113,27 @@ class MethodResult:
     def held_out(self) -> dict[str, float | None]:
         """Mean over the trials of the score on what each client held out, by client, fractions in percent; None where a
         client's is not known."""
-        each = [trial.held_out for trial in self.trials]
-        return {key: _mean([finite(self.primary.factor() * own[key]) for own in each]) for key in each[0]}
+        return self._by_client([trial.held_out for trial in self.trials])
+
+    @property
+    def fine_tuned(self) -> dict[str, float | None]:
+        """The same after every client has trained the final model further for itself; empty where that was not
+        requested."""
+        return self._by_client([trial.fine_tuned for trial in self.trials])
 
     @property
     def client_mean(self) -> float | None:
         """Mean over the clients of the scores on what they held out, of those that are known."""
-        known = [score for score in self.held_out.values() if score is not None]
-        return statistics.fmean(known) if known else None
+        return _mean_and_worst(self.held_out, self.primary)[0]
 
     @property
     def worst_client(self) -> tuple[str, float] | None:
         """The client with the worst score on what it held out, and this score."""
-        known = {key: score for key, score in self.held_out.items() if score is not None}
-        worst = min(known, key=lambda key: self.primary.gain(known[key], over=0), default=None)
-        return None if worst is None else (worst, known[worst])
+        return _mean_and_worst(self.held_out, self.primary)[1]
+
+    def _by_client(self, each: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+        """Means over the trials, fractions in percent; None for what is not known in every trial."""
+        return {key: _mean([finite(self.primary.factor() * own[key]) for own in each]) for key in each[0]}
 
     def __repr__(self) -> str:
         return f"MethodResult(name={self.name!r}, trials={len(self.trials)}, {self.primary.name}={self.spread})"
@@ -168,8 +186,7 @@ class Comparison:
     def other_metrics(self) -> dict[str, list[str]]:
         """What stands beside the primary metric in a table, by column: a text for each method.
 
-        "mean client" and "worst client" are of the scores on what clients held out, where they did. The class that
-        fares worst says more than the mean of the classes' accuracies and stands in its place.
+        The class that fares worst says more than the mean of the classes' accuracies and stands in its place.
         """
         if not self.methods:
             return {}
@@ -179,31 +196,59 @@ class Comparison:
                 values = [method.metrics.get(name) for method in self.methods]
                 shown = ["–" if value is None else primary.text(value, name) for value in values]
                 columns[words(name) + primary.brackets(name)] = shown
-        worst = [method.worst_class for method in self.methods]
-        if None not in worst:
-            columns["worst class (%)"] = [f"{value:.1f}" for value in worst]
-        means, clients = [m.client_mean for m in self.methods], [m.worst_client for m in self.methods]
-        if None not in means:
-            percent = primary.brackets()
-            columns[f"mean client{percent}"] = [primary.text(mean) for mean in means if mean is not None]
-            columns[f"worst client{percent}"] = [f"{primary.text(own[1])} {own[0]}" for own in clients if own]
+        weakest = [method.worst_class for method in self.methods]
+        if None not in weakest:
+            columns["worst class (%)"] = [f"{value:.1f}" for value in weakest]
         return columns
 
+    @property
+    def by_client(self) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None:
+        """A table of the scores on what clients held out: its title, heads and rows; None where they held out nothing.
+
+        Every method has a row, and one more for its fine-tuned models, where there are some: the mean of the clients,
+        the worst of them, and each one where they are few, or else which one is the worst.
+        """
+        scored = [
+            (label, scores)
+            for method in self.methods
+            for label, scores in ((method.label, method.held_out), (f"{method.name}, fine-tuned", method.fine_tuned))
+            if scores
+        ]
+        if not scored:
+            return None
+        clients = tuple(scored[0][1]) if len(scored[0][1]) <= MOST_CLIENTS else ()
+        primary, rows = self.primary, []
+        for label, scores in scored:
+            mean, worst = _mean_and_worst(scores, primary)
+            low = "–" if worst is None else primary.text(worst[1]) + ("" if clients else f" {worst[0]}")
+            rows.append((label, self._text(mean), low, *(self._text(scores[key]) for key in clients)))
+        unit = f"{primary.brackets()}{primary.direction}"
+        title = f"{self.environment}: {primary.label} on what each client held out{unit}"
+        return title, ("method", "mean", "worst" if clients else "worst client", *clients), rows
+
+    def _text(self, value: float | None) -> str:
+        return "–" if value is None else self.primary.text(value)
+
     def __repr__(self) -> str:
-        return self._shown().text()
+        return "\n".join(table.text() for table in self._tables())
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return "".join(table.html() for table in self._tables())
 
-    def _shown(self) -> TextTable:
+    def _tables(self) -> list[TextTable]:
+        """The scores on the test set, and by client where there are some."""
         primary, others = self.primary, self.other_metrics
         of_methods = zip(*others.values(), strict=True) if others else [()] * len(self.methods)
         unit = primary.brackets()
-        return TextTable(
+        tested = TextTable(
             f"{self.environment}: {primary.label} on the test set after the last round{unit}{primary.direction}",
             ("method", "trials", "mean ± sd", *(head.removesuffix(unit) for head in others)),
-            [(m.name, str(len(m.trials)), m.spread, *cells) for m, cells in zip(self.methods, of_methods, strict=True)],
+            [
+                (m.label, str(len(m.trials)), m.spread, *cells)
+                for m, cells in zip(self.methods, of_methods, strict=True)
+            ],
         )
+        return [tested] if self.by_client is None else [tested, TextTable(*self.by_client)]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; fractions in percent."""
@@ -212,7 +257,12 @@ class Comparison:
             "trials": self.trials,
             "metric": self.primary.describe(),
             "methods": [
-                {**result.as_row(), **_on_clients(result), "rounds": list(map(finite, result.rounds))}
+                {
+                    **result.as_row(),
+                    "reference": result.is_reference,
+                    **_on_clients(result),
+                    "rounds": list(map(finite, result.rounds)),
+                }
                 | {"warnings": result.warnings}
                 for result in self.methods
             ],
@@ -226,12 +276,26 @@ def _row(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def _on_clients(result: MethodResult) -> dict[str, Any]:
-    """What clients held out, where they did."""
-    if not result.held_out:
-        return {}
-    worst = result.worst_client
-    summary = {"mean": result.client_mean, "worst": worst and worst[1], "worst_client": worst and worst[0]}
-    return {"held_out": {**summary, "clients": result.held_out}}
+    """What clients held out, where they did, under the final models and under these fine-tuned."""
+    found = {"held_out": result.held_out, "fine_tuned": result.fine_tuned}
+    return {name: _served(scores, result.primary) for name, scores in found.items() if scores}
+
+
+def _served(scores: Mapping[str, float | None], primary: PrimaryMetric) -> dict[str, Any]:
+    mean, worst = _mean_and_worst(scores, primary)
+    summary = {"mean": mean, "worst": worst and worst[1], "worst_client": worst and worst[0]}
+    return {**summary, "clients": dict(scores)}
+
+
+def _mean_and_worst(
+    scores: Mapping[str, float | None], primary: PrimaryMetric
+) -> tuple[float | None, tuple[str, float] | None]:
+    """Of the clients whose scores are known: the mean, and the worst one with its score."""
+    known = {key: score for key, score in scores.items() if score is not None}
+    if not known:
+        return None, None
+    worst = min(known, key=lambda key: primary.gain(known[key], over=0))
+    return statistics.fmean(known.values()), (worst, known[worst])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
@@ -14,6 +15,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates, Evaluation
+from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import fingerprint
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
@@ -71,8 +73,12 @@ def run_rounds(
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
     algorithm.aggregator.check_enough(len(federation.clients))
-    states = [RunState(ServerState.start(federation.initial_model(run), algorithm)) for run in runs]
-    first = states[0].server.model
+    if clock is not None and algorithm.own_layers != "none":
+        raise InputError("layers that stay with the clients cannot be held back by a clock; run without it.")
+    servers = [ServerState.start(federation.initial_model(run), algorithm) for run in runs]
+    first = servers[0].model
+    own = OwnEntries.start(algorithm.own_layers, federation.layout, first)
+    states = [RunState(server, own=own) for server in servers]
     store, saved = None, 0
     if checkpoint is not None:
         identity = {  # the initial models stand for the seed, the model and the precision
@@ -112,7 +118,8 @@ def run_rounds(
         save(at_once=True)
         raise
     save(at_once=True)
-    return [_result(state, rule, algorithm) for state in states]
+    sizes = torch.tensor([client.num_examples for client in federation.clients], dtype=torch.float64)
+    return [_result(state, rule, algorithm, sizes) for state in states]
 
 
 def _next_round(
@@ -126,8 +133,13 @@ def _next_round(
 ) -> list[RunState]:
     """Round t of every run; the states before it stay as they are."""
     requests = [
-        algorithm.request(run, t, now.model, required_metrics=requested_metrics(rule), reported=now.reported)
-        for run, now in zip(runs, (state.server for state in states), strict=True)
+        algorithm.request(
+            *(run, t, state.server.model),
+            required_metrics=requested_metrics(rule),
+            reported=state.server.reported,
+            own=state.own,
+        )
+        for run, state in zip(runs, states, strict=True)
     ]
     trained = zip(federation.train(requests), states, strict=True)
     arrived = [(report, state.clock) if clock is None else clock(report, state.clock) for report, state in trained]
@@ -136,12 +148,16 @@ def _next_round(
         filter_updates(report, algorithm.filter, state.log_norms, normalized=normalized)
         for (report, _), state in zip(arrived, states, strict=True)
     ]
+    kept = [_kept(found.report, state.own) for found, state in zip(filtered, states, strict=True)]
     reports = [
-        with_past(found.report, algorithm.absent, state.server) for found, state in zip(filtered, states, strict=True)
+        with_past(report, algorithm.absent, state.server) for (report, _), state in zip(kept, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
     servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)
-    tests = federation.evaluate([server.model for server, _ in servers])
+    owned = [own for _, own in kept]
+    tests = federation.evaluate(
+        [_whole(server.model, own, reports[0].num_examples) for (server, _), own in zip(servers, owned, strict=True)]
+    )
     return [
         RunState(
             server,
@@ -152,17 +168,32 @@ def _next_round(
             [*state.log_norms, found.log_norms],
             [*state.rejected, *found.rejected],
             timed,
+            own,
         )
-        for state, (_, timed), found, (decision, remembered), (server, aggregated), test in zip(
-            states, arrived, filtered, decided, servers, tests, strict=True
+        for state, (_, timed), found, (decision, remembered), (server, aggregated), test, own in zip(
+            states, arrived, filtered, decided, servers, tests, owned, strict=True
         )
     ]
 
 
-def _result(state: RunState, rule: WeightingRule, algorithm: Algorithm) -> RunResult:
+def _kept(report: ClientUpdates, own: OwnEntries | None) -> tuple[ClientUpdates, OwnEntries | None]:
+    """A round without what the clients came to in their own layers, and these after it."""
+    if own is None or report.metrics.own is None:
+        return report, own
+    clients = torch.nonzero(report.participated).flatten().tolist()
+    return replace(report, metrics=replace(report.metrics, own=None)), own.trained(clients, report.metrics.own)
+
+
+def _whole(model: Tensor, own: OwnEntries | None, num_examples: Tensor) -> Tensor:
+    """The server's model, with the mean of the clients' own layers where some stay with them."""
+    return model if own is None else own.mean_in(model, num_examples)
+
+
+def _result(state: RunState, rule: WeightingRule, algorithm: Algorithm, num_examples: Tensor) -> RunResult:
     weights, participated = torch.stack(state.weights), torch.stack(state.participated)
     entering = participated.cumsum(0) > 0 if algorithm.absent == "remember" else participated
     rejected = tuple(state.rejected)
     odd = of_run(participated, entering, rejected, algorithm.aggregator.min_updates)
     warnings = (*odd, *remarks_of(rule, state.rule))
-    return RunResult(state.server.model, weights, participated, tuple(state.evaluations), rejected, warnings)
+    model = _whole(state.server.model, state.own, num_examples)
+    return RunResult(model, weights, participated, tuple(state.evaluations), rejected, warnings, own=state.own)

@@ -14,19 +14,28 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedadagrad | sgd             | adagrad  |   | unbiased- | N_k/N over π_k      |
 | fedexp     | sgd             | exp      |   | law-      | FedLAW              |
 | fedlws     | sgd             | fedlws   |   |           |                     |
+| fedbn      | sgd             | sgd      |   |           |                     |
+| fedper     | sgd             | sgd      |   |           |                     |
+
+In ``fedbn`` (Li et al. 2021) the normalisation layers stay with the clients, in ``fedper`` (Arivazhagan et al. 2019)
+the last layer does (`core.own_layers`); their weights cannot be learned.
 
 ``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg, and ``feddisco``,
 ``q-fedavg``, ``afl``, ``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg.
 ``fedunfold`` is the pre-trained rule with the server it is for, and so is every other rule that comes with the package,
 by its name such as ``open@1``. ``fedunfold-table`` learns weights for one federation in the way we recommend: nova's
 local optimiser, learned weights and step sizes, and a server that remembers absent clients.
+
+A comparison also takes references, which are no federated methods: ``local`` (each client alone), ``pooled`` (all rows
+in one place) and ``majority`` (no training at all); `training.references` says how.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedunfold.core.algorithm import Algorithm, check_algorithm
 from fedunfold.core.errors import InputError
+from fedunfold.core.own_layers import OwnLayers
 from fedunfold.core.parts import AGGREGATORS, LOCAL_OPTIMIZERS, SERVER_OPTIMIZERS
 from fedunfold.core.registry import unknown
 from fedunfold.local import nova
@@ -46,12 +55,17 @@ BASES = {
     "fedadagrad": ("sgd", "adagrad"),
     "fedexp": ("sgd", "exp"),
     "fedlws": ("sgd", "fedlws"),
+    "fedbn": ("sgd", "sgd"),
+    "fedper": ("sgd", "sgd"),
 }
+OWN_LAYERS: dict[str, OwnLayers] = {"fedbn": "normalization", "fedper": "last"}
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa", "law": "fedlaw"}
 ROBUST = {"median": "median", "trimmed": "trimmed-mean", "krum": "krum"}
 PARSERS = {"local": LOCAL_OPTIMIZERS.parse, "server": SERVER_OPTIMIZERS.parse, "aggregator": AGGREGATORS.parse}
+Reference = Literal["local", "pooled", "majority"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
 ALIASES = {"fedadp": "adp-fedavg", "fedfa": "fa-fedavg", "fedlaw": "law-fedavg"} | {
     rule: f"{rule}-fedavg" for rule in ("feddisco", "q-fedavg", "afl", "fedawa", "online-hypergradient")
 }
@@ -66,6 +80,7 @@ class Method:
         algorithm: How clients and server train.
         rule: How clients are weighted; without one, weights are learned first.
         learning: How they are learned then.
+        reference: What it is, where it is no federated method but a reference in a comparison.
 
     >>> from fedunfold.rules import uniform
     >>> Method("dropping nova", Algorithm(nova(), absent="drop"), uniform()).algorithm.absent
@@ -76,6 +91,12 @@ class Method:
     algorithm: Algorithm
     rule: WeightingRule | None
     learning: Learning = field(default_factory=Learning)
+    reference: Reference | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether its weights are learned first."""
+        return self.rule is None and self.reference is None
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -99,7 +120,8 @@ def method_names() -> tuple[str, ...]:
     """
     rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
-    combined = (f"{prefix}-{base}" for prefix in prefixes for base in BASES)
+    pairs = ((prefix, base) for prefix in prefixes for base in BASES)
+    combined = (f"{prefix}-{base}" for prefix, base in pairs if not (prefix == LEARNED and base in OWN_LAYERS))
     return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
 
 
@@ -111,6 +133,10 @@ def method(name: str) -> Method:
     """
     if name == TABLE.name:
         return TABLE
+    if name in REFERENCES:
+        raise InputError(
+            f"'{name}' is no federated method but a reference; name it in a comparison, which simulates it."
+        )
     if name == PRETRAINED or name in pretrained_names():
         return replace(as_method(pretrained() if name == PRETRAINED else pretrained(name)), name=name)
     if name not in method_names():
@@ -121,6 +147,7 @@ def method(name: str) -> Method:
         LOCAL_OPTIMIZERS.make(local),
         SERVER_OPTIMIZERS.make(server),
         aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
+        own_layers=OWN_LAYERS.get(base, "none"),
     )
     if prefix == LEARNED:
         return Method(name, algorithm, None)
@@ -140,6 +167,8 @@ def changed(
 ) -> Method:
     """The same method with other parts, each described as ``name:key=value,…``; its name then says so.
 
+    Of a reference only local training can be changed, as far as there is any.
+
     Args:
         given: The method.
         local: Another local optimiser.
@@ -149,12 +178,15 @@ def changed(
         filter: Which updates are rejected.
         aggregator: Another aggregator.
     """
+    if given.reference is not None:
+        rule = server = absent = filter = aggregator = None
+        local = None if given.reference == "majority" else local
     texts = {"local": local, "server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
     parts: dict[str, Any] = {name: PARSERS.get(name, str)(text) for name, text in texts.items() if text is not None}
     filtered = None if filter is None else f"filter {filter}"
     name = " ".join(part for part in (given.name, local, rule, server, absent, filtered, aggregator) if part)
     algorithm = replace(given.algorithm, **parts)
-    return Method(name, algorithm, given.rule if rule is None else RULES.parse(rule), given.learning)
+    return replace(given, name=name, algorithm=algorithm, rule=given.rule if rule is None else RULES.parse(rule))
 
 
 def learned_method(learned: LearnedWeights, name: str | None = None) -> Method:
@@ -174,3 +206,13 @@ def as_method(given: Method | WeightingRule | Weigh | str) -> Method:
     rule = as_rule(given)
     learned_for = rule.algorithm if isinstance(rule, ParametricRule) else None
     return Method(rule.name, learned_for or Algorithm(), rule)
+
+
+def as_compared(given: Method | WeightingRule | Weigh | str) -> Method:
+    """A method as `as_method` has it, or a reference by its name.
+
+    >>> as_compared("local").reference
+    'local'
+    """
+    named = next((name for name in REFERENCES if name == given), None)
+    return as_method(given) if named is None else Method(named, Algorithm(), None, reference=named)

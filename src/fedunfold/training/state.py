@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.io.plain_values import from_plain, to_plain
@@ -27,6 +28,7 @@ class RunState:
         log_norms: Of every round those of the updates accepted, [K] (`aggregation.screening`).
         rejected: Whose updates were rejected.
         clock: What the clock remembers.
+        own: The clients' own layers, where some stay with them.
     """
 
     server: ServerState
@@ -37,6 +39,7 @@ class RunState:
     log_norms: list[Tensor] = field(default_factory=list)
     rejected: list[RejectedUpdate] = field(default_factory=list)
     clock: Any = None
+    own: OwnEntries | None = None
 
     @property
     def rounds(self) -> int:
@@ -57,6 +60,7 @@ class RunState:
         """Its tensors, and the rest in plain values."""
         tensors = {
             **self.server.to_tensors(),
+            **({} if self.own is None else self.own.to_tensors()),
             "weights": torch.stack(self.weights),
             "participated": torch.stack(self.participated),
             "log_norms": torch.stack(self.log_norms),
@@ -87,6 +91,7 @@ class RunState:
             [*tensors["log_norms"]],
             [RejectedUpdate(**entry) for entry in about["rejected"]],
             from_plain(about["clock"], tensors),
+            OwnEntries.from_tensors(tensors, device),
         )
         state._check()
         return state

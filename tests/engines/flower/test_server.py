@@ -37,6 +37,7 @@ from fedunfold.rules.rule import WeightingRule
 from fedunfold.rules.size import size_shares
 from fedunfold.server import adam, fedlws
 from fedunfold.training.loop import run_rounds
+from fedunfold.training.methods import method
 from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import mlp, participation, simulated, tiny
@@ -371,6 +372,12 @@ def test_the_exact_adjoint_is_of_the_round_that_was_run(optimizer: LocalOptimize
         change[t, k] = step
         slope = (unfolded(theta + change).loss - unfolded(theta - change).loss) / (2 * step)
         assert float(gradient[t, k]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_layers_that_stay_with_the_clients_are_refused() -> None:
+    env = tiny()
+    with pytest.raises(InputError, match="layers that stay with the clients are simulated only"):
+        run_rounds(remote(env), size(), 3, algorithm=method("fedper").algorithm)
 
 
 def test_everybody_must_have_registered() -> None:

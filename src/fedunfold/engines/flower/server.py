@@ -114,6 +114,10 @@ class RemoteFederation:
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         """One round of local training from w^(t), for every run."""
+        if any(request.own is not None for request in requests):
+            raise InputError(
+                "layers that stay with the clients are simulated only; over a network take own_layers='none'."
+            )
         of_sampler = self._sampler.required_metrics
         return [self._train(replace(r, required_metrics=r.required_metrics | of_sampler)) for r in requests]
 

@@ -136,6 +136,13 @@ class SimulatedFederation:
         load_model(module, model.cpu())
         return module.eval()
 
+    def over(self, environment: Environment, data: FederatedData) -> "SimulatedFederation":
+        """The same model, device and precision over another federation of this one's task."""
+        build, budget = self._build, self._backend.memory_budget
+        return SimulatedFederation(
+            environment, data, model=build, device=self.device, dtype=self._dtype, memory_budget=budget
+        )
+
     @cached_property
     def frozen_digest(self) -> str:
         """Stands for what of the model is not trained; empty where all of it is."""
@@ -212,12 +219,12 @@ class SimulatedFederation:
         return Evaluator(replace(self._backend, samples=samples))
 
     def client_accuracies(self, model: Tensor) -> Tensor:
-        """The primary metric of one model on each client's own training data, [K]."""
+        """The primary metric of one model [d], or of each client's own [K, d], on its training data, [K]."""
         with self._threads():
             self.layout.check(model, "the model")
             clients = np.arange(len(self.clients))
-            shared = model.to(self.device, self._dtype).expand(len(clients), -1)
-            return self._evaluator.scores(shared, clients)
+            models = model.to(self.device, self._dtype).expand(len(clients), -1)
+            return self._evaluator.scores(models, clients)
 
     def _threads(self) -> AbstractContextManager[None]:
         """As many as the federation's steps are worth."""
@@ -269,6 +276,8 @@ class SimulatedFederation:
     def _report(self, context: RoundContext, result: CohortResult, absent: Absent) -> ClientUpdates:
         request, trained = context.request, context.clients
         finite = np.isfinite(result.numbers.numpy()[[0, 2]]).all(0)  # whatever the outer loss is
+        if result.own is not None:
+            finite &= result.own.isfinite().all(1).cpu().numpy()
         if not finite.all():
             self._check_divergence(finite, context)
             context, result = context.accept(finite), result.select(torch.from_numpy(finite))
@@ -307,7 +316,10 @@ class SimulatedFederation:
         if "accuracy" in request.required_metrics:
             self.data.task.check_metrics(request.required_metrics)
             accuracy = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
-            accuracy[clients] = self._evaluator.scores(request.model + result.updates, context.clients)
+            models = request.model + result.updates
+            if request.own is not None and result.own is not None:
+                models[:, request.own.places] = result.own
+            accuracy[clients] = self._evaluator.scores(models, context.clients)
         if "norm" in request.required_metrics:
             norm = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
             buffers = self.layout.num_buffer_entries
@@ -315,7 +327,7 @@ class SimulatedFederation:
             norm[clients] = own.to(norm)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
-        return ClientMetrics(loss, start_loss, accuracy, norm, gradients)
+        return ClientMetrics(loss, start_loss, accuracy, norm, gradients, result.own)
 
     # --- divergence --------------------------------------------------------------------------------------
 

@@ -214,7 +214,12 @@ class ClientEvaluator:
         out = np.full(len(self._sampler.sizes), np.nan)
         if not len(clients):
             return out
-        model, kernel = context.request.model, self._backend.kernel
+        model, kernel, request = context.request.model, self._backend.kernel, context.request
+        if request.own is not None:
+            for own, k in zip(context.own_models(clients), clients, strict=True):
+                alone = replace(context, request=replace(request, model=own, own=None))
+                out[k] = self.losses_at(alone, np.array([k]), per_sample=per_sample)[k]
+            return out
         if kernel.task.rows_interact and not per_sample:
             parameters = _parameters(kernel, model[None])
             for k in clients:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.messages import OuterTerms, TrainRequest
+from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation, RoundRng
 from fedunfold.core.parts import OuterLoss, Selection
@@ -75,6 +76,16 @@ class RoundContext:
         """Randomness and rows of some clients."""
         return [(self.rng, self.slices[k]) for k in clients]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.request.model.device
+
+    def own_models(self, clients: np.ndarray) -> Tensor:
+        """What some clients start from, [P, d]: w^(t), with their own layers in it where they have some."""
+        models, own = self.request.model.expand(len(clients), -1), self.request.own
+        return models if own is None else own.put(models, clients.tolist())
+
     def accept(self, accepted: np.ndarray) -> "RoundContext":
         """The same, where of those who train only some [P] are left."""
         participating = self.participating.copy()
@@ -96,12 +107,14 @@ class CohortResult:
         updates: The same scaled by the factor after the loop, with buffers.
         sums: What was summed up along the steps.
         numbers: The training and the outer loss, and the norm of the update, [3, P].
+        own: What the clients came to in layers that stay with them, [P, n], which the others are 0 in.
     """
 
     movements: Tensor
     updates: Tensor
     sums: StepSums
     numbers: Tensor
+    own: Tensor | None = None
 
     @classmethod
     def of(cls, moved: Tensor, scales: Tensor | None, sums: StepSums, layout: ParamLayout) -> "CohortResult":
@@ -124,7 +137,8 @@ class CohortResult:
         """Those of some clients; their numbers are on the host."""
         there = clients.to(self.updates.device) if isinstance(clients, Tensor) else clients
         sums, numbers = _select(self.sums, there), self.numbers[:, clients]
-        return CohortResult(self.movements[there], self.updates[there], sums, numbers)
+        own = None if self.own is None else self.own[there]
+        return CohortResult(self.movements[there], self.updates[there], sums, numbers, own)
 
     def gradients(self, context: RoundContext) -> Tensor:
         """Sums of the clients' training gradients, [P, d]."""
@@ -175,18 +189,23 @@ class CohortTrainer:
         request, layout = rounds[0].request, self.backend.kernel.layout
         slots = sum(len(context.clients) for context in rounds)
         if not slots:
-            return CohortResult.of(request.model.new_empty(0, layout.size), None, self._sums(request, 0), layout)
+            nothing = CohortResult.of(request.model.new_empty(0, layout.size), None, self._sums(request, 0), layout)
+            return nothing if request.own is None else replace(nothing, own=nothing.updates[:, request.own.places])
         trainer = self._trainer(rounds)
         order, owners = _slots(trainer, rounds)
-        start, sums = _starts(rounds, owners), self._sums(request, slots)
+        start, sums = _starts(rounds, order, owners), self._sums(request, slots)
         with self._threads_of(trainer):
-            moved = trainer.forward(start, sums).sub_(start)
+            ended = trainer.forward(start, sums)
+        own = None if request.own is None else ended[:, request.own.places]
+        moved = ended.sub_(start)
+        if request.own is not None:
+            moved, sums = request.own.shared(moved), _shared(sums, request.own)
         if (order != np.arange(slots)).any():
             back = upload(np.argsort(order), moved.device)
-            moved, sums = moved[back], _select(sums, back)
+            moved, sums, own = moved[back], _select(sums, back), None if own is None else own[back]
         after = np.concatenate([context.update_scale[context.clients] for context in rounds])
         scales = self._column(after) if (after != 1).any() else None
-        return CohortResult.of(moved, scales, sums, layout)
+        return replace(CohortResult.of(moved, scales, sums, layout), own=own)
 
     def backward(self, rounds: Sequence[RoundContext], adjoints: Sequence[Tensor]) -> list[Tensor]:
         """Of each round Σ_k (∂w_k/∂w^(t) − I)ᵀ p_k, with p_k = dL/dw_k, which is q_k times the factor after the loop,
@@ -201,7 +220,7 @@ class CohortTrainer:
         together = torch.cat(list(adjoints))
         arriving = together[upload(order, together.device)] * self._column(after[order])
         with self._threads_of(trainer):
-            leaving = trainer.backward(_starts(rounds, owners), arriving)
+            leaving = trainer.backward(_starts(rounds, order, owners), arriving)
         gained = leaving - arriving
         if len(rounds) > 1:
             gained = gained[upload(np.argsort(owners, kind="stable"), gained.device)]
@@ -249,8 +268,15 @@ def _slots(trainer: LocalTrainer, rounds: Sequence[RoundContext]) -> tuple[np.nd
     return order, np.repeat(np.arange(len(rounds)), [len(context.clients) for context in rounds])[order]
 
 
-def _starts(rounds: Sequence[RoundContext], owners: np.ndarray) -> Tensor:
-    """w^(t) of every slot, given its round."""
+def _shared(sums: StepSums, own: OwnEntries) -> StepSums:
+    """Without what belongs to layers that stay with the clients."""
+    return replace(sums, gradients=None if sums.gradients is None else own.shared(sums.gradients))
+
+
+def _starts(rounds: Sequence[RoundContext], order: np.ndarray, owners: np.ndarray) -> Tensor:
+    """w^(t) of every slot, given its client and its round, with the client's own layers in it where it has some."""
+    if rounds[0].request.own is not None:
+        return torch.cat([context.own_models(context.clients) for context in rounds])[upload(order, rounds[0].device)]
     if len(rounds) == 1:
         return rounds[0].request.model.expand(len(owners), -1)
     models = torch.stack([context.request.model for context in rounds])
