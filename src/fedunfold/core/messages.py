@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedunfold.core.control import Control
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import LocalOptimizer, OuterLoss
@@ -69,6 +70,7 @@ class TrainRequest:
         compares_updates: Whether it compares updates with each other; not every federation reveals them.
         broadcast: What depends on the other clients, where a client trains alone.
         curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
+        control: Control variates, where the local optimiser has some (`core.control`).
     """
 
     run: str
@@ -83,6 +85,7 @@ class TrainRequest:
     compares_updates: bool = False
     broadcast: Broadcast | None = None
     curvature: bool = True
+    control: Control | None = None
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -180,6 +183,7 @@ class ClientMetrics:
         accuracy: That of w_k on client k's own training data, a fraction, [K].
         norm: ‖Δ_k‖ without buffers, [K].
         gradients: Sums of local gradients of the participating clients, [P, d].
+        controls: Their control variates s_k after the round, [P, d]; None where there are none or clients keep theirs.
     """
 
     loss: Tensor | None = None
@@ -187,6 +191,7 @@ class ClientMetrics:
     accuracy: Tensor | None = None
     norm: Tensor | None = None
     gradients: Tensor | None = None
+    controls: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -270,9 +275,7 @@ class ClientUpdates:
         """What clients reported under this name, on the device it came on."""
         value: Tensor | None = getattr(self.metrics, name)
         if value is None:
-            raise InputError(
-                f"round {self.round} was reported without '{name}'; name it in the rule's required metrics."
-            )
+            raise InputError(f"round {self.round} was reported without '{name}'; name it in the required metrics.")
         return value
 
     def accept(self, accepted: Tensor) -> "ClientUpdates":
@@ -287,17 +290,12 @@ class ClientUpdates:
         def without(values: Tensor | None) -> Tensor | None:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
-        names, gradients = ("loss", "start_loss", "accuracy", "norm"), self.metrics.gradients
-        reported = {name: without(getattr(self.metrics, name)) for name in names}
-        own = None if gradients is None else gradients[accepted.to(gradients.device)]
-        return replace(
-            self,
-            participated=participated,
-            num_steps=torch.where(participated, self.num_steps, 0),
-            updates=self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates,
-            metrics=ClientMetrics(**reported, gradients=own),
-            outer=outer,
-        )
+        reported = {name: without(getattr(self.metrics, name)) for name in ("loss", "start_loss", "accuracy", "norm")}
+        of_clients = {name: getattr(self.metrics, name) for name in ("gradients", "controls")}
+        reported |= {k: None if rows is None else rows[accepted.to(rows.device)] for k, rows in of_clients.items()}
+        updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
+        steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported)
+        return replace(self, participated=participated, num_steps=steps, updates=updates, metrics=metrics, outer=outer)
 
 
 @dataclass(frozen=True)

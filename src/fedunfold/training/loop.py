@@ -11,6 +11,7 @@ import torch
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates, Evaluation
@@ -71,6 +72,11 @@ def run_rounds(
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
     algorithm.aggregator.check_enough(len(federation.clients))
+    if clock is not None and isinstance(algorithm.local, ControlledOptimizer):
+        raise InputError(
+            f"{algorithm.local.name} corrects clients by their last updates, which a clock holds back; run without the "
+            "clock, or with another local optimiser."
+        )
     states = [RunState(ServerState.start(federation.initial_model(run), algorithm)) for run in runs]
     first = states[0].server.model
     store, saved = None, 0
@@ -126,7 +132,9 @@ def _next_round(
 ) -> list[RunState]:
     """Round t of every run; the states before it stay as they are."""
     requests = [
-        algorithm.request(run, t, state.server.model, required_metrics=requested_metrics(rule))
+        algorithm.request(
+            run, t, state.server.model, required_metrics=requested_metrics(rule), control=state.server.control
+        )
         for run, state in zip(runs, states, strict=True)
     ]
     trained = zip(federation.train(requests), states, strict=True)
@@ -140,7 +148,8 @@ def _next_round(
         with_past(found.report, algorithm.absent, state.server) for found, state in zip(filtered, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
-    servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)
+    decisions = [decision for decision, _ in decided]
+    servers = aggregate([state.server for state in states], reports, decisions, algorithm, federation.lr)
     tests = federation.evaluate([server.model for server, _ in servers])
     return [
         RunState(

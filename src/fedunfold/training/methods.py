@@ -13,6 +13,12 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedyogi    | sgd             | yogi     |   | duw-     | learned             |
 | fedadagrad | sgd             | adagrad  |   |          |                     |
 | fedexp     | sgd             | exp      |   |          |                     |
+| scaffold   | scaffold        | sgd      |   |          |                     |
+| feddyn     | feddyn          | sgd      |   |          |                     |
+
+``scaffold`` and ``feddyn`` weigh alike whoever participates in a round and leave absent clients out (`drop`), as they
+were published; with a prefix they have its weights. What they converge to is the optimum of the plain mean of the
+clients' losses all the same (`local.scaffold`, `local.feddyn`).
 
 ``fedadp`` and ``fedfa`` are the usual names of adp-fedavg and fa-fedavg. ``fedunfold`` is the pre-trained rule with the
 server it is for, and so is every other rule that comes with the package, by its name such as ``open@1``.
@@ -43,7 +49,11 @@ BASES = {
     "fedyogi": ("sgd", "yogi"),
     "fedadagrad": ("sgd", "adagrad"),
     "fedexp": ("sgd", "exp"),
+    "scaffold": ("scaffold", "sgd"),
+    "feddyn": ("feddyn", "sgd"),
 }
+CONTROLLED = ("scaffold", "feddyn")
+"""Bases of which the plain mean of those who participate is a part, so that no other aggregator takes its place."""
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa"}
@@ -94,7 +104,8 @@ def method_names() -> tuple[str, ...]:
     """
     rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
-    combined = (f"{prefix}-{base}" for prefix in prefixes for base in BASES)
+    pairs = ((prefix, base) for prefix in prefixes for base in BASES)
+    combined = (f"{prefix}-{base}" for prefix, base in pairs if not (prefix in ROBUST and base in CONTROLLED))
     return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
 
 
@@ -115,11 +126,13 @@ def method(name: str) -> Method:
     algorithm = Algorithm(
         LOCAL_OPTIMIZERS.make(local),
         SERVER_OPTIMIZERS.make(server),
+        absent="drop" if base in CONTROLLED else "keep",
         aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
     )
     if prefix == LEARNED:
         return Method(name, algorithm, None)
-    rule = "size" if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
+    own_rule = "uniform" if base in CONTROLLED else "size"
+    rule = own_rule if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
     return Method(name, algorithm, RULES.make(rule))
 
 

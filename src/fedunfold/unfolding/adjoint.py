@@ -11,10 +11,10 @@ step passes λ_{t+1} to w^(t), u_t and how far it is trusted (`ServerOptimizer.t
 
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
 federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
-too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T
-models and the clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out
-together. A client that was rejected in a round (`aggregation.screening`) is absent from it in the backward pass too;
-who is rejected counts as a constant, and so does what a rule read to decide.
+too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T models and the
+clients' updates (`update_store`), for `Exact` also their control variates (`core.control`), which are constants, as who
+is rejected is (`aggregation.screening`), who is absent from the backward pass too, and what a rule read to decide.
+Several runs, the samples of one outer step, are carried out together.
 """
 
 import math
@@ -150,12 +150,11 @@ def unroll_decisions(
             _ForwardPass(ServerState.start(model, algorithm), opened.enter_context(UpdateStore(storage)))
             for model in models
         ]
+        named = list(zip(runs, forward, strict=True))
         for t in range(rounds):
-            requests = [request(run, t, now.server.model) for run, now in zip(runs, forward, strict=True)]
+            requests = [request(run, t, now.server.model, control=now.server.control) for run, now in named]
             _forward_round(forward, federation, requests, decide, algorithm)
-        final = federation.outer_loss(
-            [request(run, rounds, now.server.model) for run, now in zip(runs, forward, strict=True)]
-        )
+        final = federation.outer_loss([request(run, rounds, now.server.model) for run, now in named])
         backward = [
             (Exact if through_steps else FirstOrder)(done.layers, last.gradient, algorithm, federation.lr)
             for done, last in zip(forward, final, strict=True)
@@ -226,14 +225,15 @@ def _forward_round(
             f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), or "
             "learn with float64."
         )
-    done = aggregate([now.server for now in passes], reports, decisions, algorithm)
+    done = aggregate([now.server for now in passes], reports, decisions, algorithm, federation.lr)
     for i, (now, report, (server, aggregated)) in enumerate(zip(passes, reports, done, strict=True)):
         gradient = report.outer.gradient if met is None else met[i].gradient
         updates = now.store.add(aggregated.entered, aggregated.participated)
         # Of what was aggregated all but the updates themselves: these are in the store alone.
         about = aggregated.participated, aggregated.eligible, aggregated.direction, aggregated.info
         before = now.server.optimizer, now.server.direction
-        parts = (requests[i], decisions[i], gradient, *before, *about, updates)
+        sent = requests[i] if requests[i].curvature else replace(requests[i], control=None)
+        parts = (sent, decisions[i], gradient, *before, *about, updates)
         now.layers.append(_Layer(*parts))
         now.server = server
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.config.fields import BatchSize
+from fedunfold.core.control import Control
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
@@ -28,6 +29,10 @@ Kind = TypeVar("Kind", bound=Part)
 
 EXTRA = "extra:"
 """What the names of a local optimiser's vectors come after in a message."""
+SHARED_CONTROL, OWN_CONTROL = f"{EXTRA}control", f"{EXTRA}own-control"
+"""The server's control variate, and the client's, which never leaves it: its app adds it to what it was sent."""
+CONTROL = "control"
+"""The client's after the round, which its app takes out of the reply."""
 OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
 """What an instruction says as the `TrainRequest` that it is made of does."""
 
@@ -57,7 +62,7 @@ Outer = Annotated[OuterLoss, PlainValidator(partial(_received, OUTER_LOSSES)), D
 
 
 class TrainInstruction(Settings):
-    """Everything a client needs for one round beside its data and the model: it stores nothing between messages.
+    """Everything a client needs for one round beside its data, the model and, if it has one, its control variate.
 
     Attributes:
         run: Names the randomness.
@@ -74,6 +79,7 @@ class TrainInstruction(Settings):
         trains: False for a client that counts as absent and only reports its losses at w^(t).
         step_scale: c_k, which depends on the other clients of the cohort.
         update_scale: The factor on w_k − w^(t), which does so too.
+        control_round: The last round that its update entered, where it has a control variate of that round.
     """
 
     run: str
@@ -90,6 +96,7 @@ class TrainInstruction(Settings):
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0
+    control_round: Natural | None = None
 
     @classmethod
     def of(cls, request: TrainRequest, env: Environment, **own: Any) -> "TrainInstruction":
@@ -114,7 +121,11 @@ class TrainInstruction(Settings):
         common = {name: getattr(self, name) for name in OF_REQUEST}
         extras = {name.removeprefix(EXTRA): array for name, array in arrays.items() if name.startswith(EXTRA)}
         sent = Broadcast(self.step_scale, self.update_scale, arrays.get("class_weights"), extras)
-        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=sent, **common)
+        control = None
+        if SHARED_CONTROL in arrays and OWN_CONTROL in arrays:
+            control = Control(arrays[SHARED_CONTROL].to(model), {0: arrays[OWN_CONTROL].to(model)})
+        metrics = frozenset(self.required_metrics)
+        return TrainRequest(model=model, required_metrics=metrics, broadcast=sent, control=control, **common)
 
 
 @dataclass(frozen=True)

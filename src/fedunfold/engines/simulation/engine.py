@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.messages import (
     ClientInfo,
@@ -273,7 +274,7 @@ class SimulatedFederation:
     def _metrics(self, context: RoundContext, result: CohortResult, absent_losses: np.ndarray) -> ClientMetrics:
         """What was requested beside the updates."""
         request, clients = context.request, torch.from_numpy(context.clients)
-        loss = start_loss = accuracy = norm = gradients = None
+        loss = start_loss = accuracy = norm = gradients = controls = None
         if "loss" in request.required_metrics:
             loss = torch.from_numpy(absent_losses)
             loss[clients] = result.numbers[0]
@@ -291,7 +292,10 @@ class SimulatedFederation:
             norm[clients] = own.to(norm)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
-        return ClientMetrics(loss, start_loss, accuracy, norm, gradients)
+        if isinstance(local := request.optimizer, ControlledOptimizer) and len(clients):
+            controls = context.next_controls(local, result.updates, self.lr)
+            self.layout.buffers(controls).zero_()
+        return ClientMetrics(loss, start_loss, accuracy, norm, gradients, controls)
 
     # --- divergence --------------------------------------------------------------------------------------
 

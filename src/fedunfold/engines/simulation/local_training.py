@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.core.control import Control, ControlledOptimizer
 from fedunfold.core.messages import OuterTerms, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation, RoundRng
@@ -71,6 +72,21 @@ class RoundContext:
     def slices_of(self, clients: np.ndarray) -> list[tuple[RoundRng, ClientSlice]]:
         """Randomness and rows of some clients."""
         return [(self.rng, self.slices[k]) for k in clients]
+
+    @property
+    def control(self) -> Control:
+        """Control variates before the round."""
+        return self.request.control or Control.start(self.request.model)
+
+    def corrections(self, optimizer: ControlledOptimizer) -> Tensor:
+        """v_k of those who train, [P, d]."""
+        return optimizer.correction(self.control.rows(self.clients.tolist()), self.control.shared)
+
+    def next_controls(self, optimizer: ControlledOptimizer, updates: Tensor, lr: float) -> Tensor:
+        """s_k of those who trained after the round, [P, d], from their updates."""
+        steps = torch.from_numpy(self.steps[self.clients])
+        change = optimizer.change(self.control.shared, updates, steps, lr)
+        return self.control.rows(self.clients.tolist()) + change
 
     def accept(self, accepted: np.ndarray) -> "RoundContext":
         """The same, where of those who train only some [P] are left."""
@@ -216,7 +232,10 @@ class CohortTrainer:
         outer = None
         if request.outer is not None:
             outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
-        return backend.select_trainer(batches, step_sizes, outer, request, backward=backward)
+        corrections = None
+        if isinstance(local := request.optimizer, ControlledOptimizer):
+            corrections = torch.cat([context.corrections(local) for context in rounds])[list(batches.order)]
+        return backend.select_trainer(batches, step_sizes, outer, request, backward=backward, corrections=corrections)
 
     def _sums(self, request: TrainRequest, slots: int) -> StepSums:
         """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""

@@ -1,0 +1,77 @@
+"""A client's control variates (`core.control`), which stay with it from round to round in its Flower context.
+
+With every message the server names the last round that the client's update entered; the client goes on from what it
+stored after training in that round. Later ones belong to updates that were rejected or lost on the way. So the same
+message may come twice, and a server may resume a run from the round before.
+"""
+
+from collections.abc import Callable
+
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower.schema import (
+    CONTROL,
+    OWN_CONTROL,
+    SHARED_CONTROL,
+    Arrays,
+    ClientReply,
+    TrainInstruction,
+)
+from fedunfold.engines.flower.wire import read_array
+
+RECORD = "fedunfold-control"
+LOST = "control_lost"
+"""The number in a train reply that is 1 where a client that took part before had no control variate left."""
+
+
+def with_control(
+    answer: Callable[[TrainInstruction, Arrays], ClientReply],
+    instruction: TrainInstruction,
+    arrays: Arrays,
+    state: RecordDict,
+) -> ClientReply:
+    """A client's answer to a message, by its control variate where it trains under one.
+
+    Args:
+        answer: The client's answer to what it is to do and the arrays that come with it.
+        instruction: What it is to do.
+        arrays: What came with the message.
+        state: The context's state, where the control variate after the round is stored.
+    """
+    if SHARED_CONTROL not in arrays:
+        return answer(instruction, arrays)
+    before, record = instruction.control_round, _record(instruction)
+    stored = state.array_records[record] if record in state else ArrayRecord()
+    found = None if before is None else stored.get(_entry(instruction, before))
+    lost = before is not None and found is None
+    own = torch.zeros_like(arrays["model"]) if found is None else torch.from_numpy(read_array(found, CONTROL))
+    reply = answer(instruction, {**arrays, OWN_CONTROL: own})
+    if CONTROL not in reply.arrays:
+        if lost:
+            raise InputError(
+                f"round {instruction.round}: the control variate that the adjoint needs is lost, that after round "
+                f"{before}; learn again."
+            )
+        return reply
+    needed = range(-1 if before is None else before + 1) if _goes_backward(instruction) else [before]
+    kept = {name: stored[name] for t in needed if t is not None and (name := _entry(instruction, t)) in stored}
+    kept[_entry(instruction, instruction.round)] = Array(reply.arrays[CONTROL].numpy())
+    state[record] = ArrayRecord(kept)
+    shown = {name: array for name, array in reply.arrays.items() if name != CONTROL}
+    return ClientReply({**reply.metrics, LOST: float(lost)}, shown)
+
+
+def _goes_backward(instruction: TrainInstruction) -> bool:
+    """Whether the rounds of the run will be met again, in the backward pass of the exact adjoint."""
+    return instruction.outer is not None and instruction.curvature
+
+
+def _record(instruction: TrainInstruction) -> str:
+    """The context's record for a run; runs that go backward, one after the other, share one."""
+    return RECORD if _goes_backward(instruction) else f"{RECORD}:{instruction.run}"
+
+
+def _entry(instruction: TrainInstruction, t: int) -> str:
+    return f"{instruction.run}:{t}"
