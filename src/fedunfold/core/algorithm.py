@@ -69,8 +69,8 @@ class Algorithm:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
         if isinstance(self.local, ControlledOptimizer) and not self.aggregator.is_linear:
             raise InputError(
-                f"{self.local.name} keeps a plain mean of updates too, which {self.aggregator.name} does not guard; take "
-                "the aggregator mean, or another local optimiser."
+                f"{self.local.name} keeps a plain mean of updates too, which {self.aggregator.name} does not guard; "
+                "take the aggregator mean, or another local optimiser."
             )
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):

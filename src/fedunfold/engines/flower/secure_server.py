@@ -237,8 +237,8 @@ def _refuse_single_vectors(request: TrainRequest) -> None:
         )
     if request.control is not None:
         raise InputError(
-            f"secure aggregation reveals one sum of a round's updates, and {request.optimizer.name} needs a second, from "
-            "which single updates could be worked out; choose another local optimiser, or run without it."
+            f"secure aggregation reveals one sum of a round's updates, and {request.optimizer.name} needs a second, "
+            "from which single updates could be worked out; choose another local optimiser, or run without it."
         )
     if request.compares_updates:
         raise InputError(

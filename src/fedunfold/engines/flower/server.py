@@ -247,7 +247,7 @@ class RemoteFederation:
             shared["class_weights"] = weights.to(self._dtype)
         if request.broadcast is not None:
             shared |= {f"{EXTRA}{name}": vector for name, vector in request.broadcast.extras.items()}
-        control, messages = request.control, {}
+        control, messages = (request.control if of_a_round else None), {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
             instruction = TrainInstruction.of(

@@ -109,9 +109,7 @@ class WeightedStrategy(FedAvg):
         changes: dict[str, Any] = {"server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
         if isinstance(local := self.algorithm.local, ControlledOptimizer):
-            raise InputError(
-                f"the rule is for {local.name}, by which an app's own clients cannot train; take another rule."
-            )
+            raise InputError(f"the rule is for {local.name}, by which no client of an app trains; take another rule.")
         self.failures = Failures()
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}
