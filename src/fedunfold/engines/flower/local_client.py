@@ -1,8 +1,8 @@
 """One client, alone with its data. It answers every message with the numbers it would give in the simulation.
 
 It is the simulation: an engine with a single client in it, made anew for every message. What depends on the
-others (the scales of FedNova, class weights) comes with the message, and so does a control variate from the client's app
-(`control`), so that nothing is stored here between messages and a client may restart at any time.
+others (the scales of FedNova, class weights) comes with the message, so nothing is stored between messages and a client
+may restart at any time. Where it trains under a control variate, its app stores that (`control`).
 """
 
 from dataclasses import dataclass
