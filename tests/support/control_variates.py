@@ -1,6 +1,6 @@
 """SCAFFOLD and FedDyn in NumPy, written from their papers: a softmax regression without bias, in full batches."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,19 @@ class FullBatches:
         classes: C.
         steps: τ_k.
         lr: η.
+        forgets: (t, k) of clients that have lost their vector before a round.
     """
 
-    def __init__(self, clients: Sequence[tuple[Any, Any]], classes: int, steps: Sequence[int], lr: float) -> None:
+    def __init__(
+        self,
+        clients: Sequence[tuple[Any, Any]],
+        classes: int,
+        steps: Sequence[int],
+        lr: float,
+        forgets: Collection[tuple[int, int]] = (),
+    ) -> None:
         self.data = [(np.asarray(x, np.float64), np.eye(classes)[np.asarray(y)]) for x, y in clients]
-        self.steps, self.lr = steps, lr
+        self.steps, self.lr, self.forgets = steps, lr, forgets
 
     def gradient(self, k: int, w: Floats) -> Floats:
         """Of client k's mean cross-entropy at w [C, d]."""
@@ -33,8 +41,9 @@ class FullBatches:
         """w, c and all c_k after the rounds; Algorithm 1 of Karimireddy et al. with η_g = 1 and option II."""
         number = len(self.data)
         c, controls = np.zeros_like(w), [np.zeros_like(w) for _ in range(number)]
-        for row in took_part:
+        for t, row in enumerate(took_part):
             chosen = [k for k in range(number) if row[k]]
+            self._forget(controls, t)
             moves, changes = [], []
             for k in chosen:
                 y = w.copy()
@@ -55,8 +64,9 @@ class FullBatches:
         """w, h and all h_k after the rounds; Algorithm 1 of Acar et al., its local problem by gradient descent."""
         number = len(self.data)
         h, linear = np.zeros_like(w), [np.zeros_like(w) for _ in range(number)]
-        for row in took_part:
+        for t, row in enumerate(took_part):
             chosen = [k for k in range(number) if row[k]]
+            self._forget(linear, t)
             models = []
             for k in chosen:
                 theta = w.copy()
@@ -68,3 +78,8 @@ class FullBatches:
                 h = h - alpha / number * sum(theta - w for theta in models)
                 w = np.mean(models, axis=0) - h / alpha
         return w, h, linear
+
+    def _forget(self, vectors: list[Floats], t: int) -> None:
+        for k in range(len(vectors)):
+            if (t, k) in self.forgets:
+                vectors[k] = np.zeros_like(vectors[k])

@@ -90,11 +90,11 @@ def full_batches(**settings: Any) -> Environment:
 
 
 def transcribed(
-    env: Environment, local: ControlledOptimizer, start: Tensor, took_part: Tensor
+    env: Environment, local: ControlledOptimizer, start: Tensor, took_part: Tensor, forgets: Any = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
     """w, s and all s_k, as vectors."""
     data = env.load()
-    clients = FullBatches([data.client(k) for k in range(len(SIZES))], 3, list(STEPS.values()), env.lr)
+    clients = FullBatches([data.client(k) for k in range(len(SIZES))], 3, list(STEPS.values()), env.lr, forgets)
     rounds = clients.scaffold if local.name == "scaffold" else partial(clients.feddyn, alpha=local.alpha)  # type: ignore[attr-defined]
     w, shared, own = rounds(start.numpy().reshape(3, 5), took_part.tolist())
     return (
@@ -219,7 +219,7 @@ def test_a_round_without_updates_changes_nothing(local: ControlledOptimizer) -> 
     for absent in ("keep", "drop"):
         models.clear()
         federation = Noting(env, dtype=torch.float64)
-        result = run_one(federation, uniform(), env.rounds, algorithm=Algorithm(local, absent=absent))  # type: ignore[arg-type]
+        result = run_one(federation, uniform(), env.rounds, algorithm=Algorithm(local, absent=absent))
         empty = [t for t, anybody in enumerate(result.participated.any(1).tolist()) if not anybody and t]
         assert empty
         for t in empty:

@@ -2,7 +2,8 @@
 
 With every message the server names the last round that the client's update entered; the client goes on from what it
 stored after training in that round. Later ones belong to updates that were rejected or lost on the way. So the same
-message may come twice, and a server may resume a run from the round before.
+message may come twice, and a server may resume a run from the round before. The exact adjoint meets all rounds again,
+for which all of them are kept until the next run by which weights are learned.
 """
 
 from collections.abc import Callable
@@ -55,22 +56,18 @@ def with_control(
                 f"{before}; learn again."
             )
         return reply
-    needed = range(-1 if before is None else before + 1) if _goes_backward(instruction) else [before]
-    kept = {name: stored[name] for t in needed if t is not None and (name := _entry(instruction, t)) in stored}
+    goes_backward = instruction.outer is not None and instruction.curvature
+    needed = [] if before is None else range(0 if goes_backward else before, before + 1)
+    kept = {name: stored[name] for t in needed if (name := _entry(instruction, t)) in stored}
     kept[_entry(instruction, instruction.round)] = Array(reply.arrays[CONTROL].numpy())
     state[record] = ArrayRecord(kept)
     shown = {name: array for name, array in reply.arrays.items() if name != CONTROL}
     return ClientReply({**reply.metrics, LOST: float(lost)}, shown)
 
 
-def _goes_backward(instruction: TrainInstruction) -> bool:
-    """Whether the rounds of the run will be met again, in the backward pass of the exact adjoint."""
-    return instruction.outer is not None and instruction.curvature
-
-
 def _record(instruction: TrainInstruction) -> str:
-    """The context's record for a run; runs that go backward, one after the other, share one."""
-    return RECORD if _goes_backward(instruction) else f"{RECORD}:{instruction.run}"
+    """The context's record for a run; those by which weights are learned come one after the other, and share one."""
+    return f"{RECORD}:{instruction.run}" if instruction.outer is None else RECORD
 
 
 def _entry(instruction: TrainInstruction, t: int) -> str:
