@@ -14,6 +14,7 @@ For the adjoint s and s_k are constants.
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +65,9 @@ class Control:
 @dataclass(frozen=True)
 class ControlledOptimizer(LocalOptimizer):
     """A local optimiser with control variates. Its state within a round is v_k, which its steps leave as it is."""
+
+    reads_shared: ClassVar[bool] = True
+    """Whether a client needs s, which is then sent to it beside the model."""
 
     @abstractmethod
     def correction(self, own: Tensor, shared: Tensor) -> Tensor:

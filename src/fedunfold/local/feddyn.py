@@ -46,6 +46,7 @@ class FedDyn(ControlledOptimizer):
     """
 
     name: ClassVar[str] = "feddyn"
+    reads_shared: ClassVar[bool] = False
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

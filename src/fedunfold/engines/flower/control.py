@@ -15,7 +15,6 @@ from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.schema import (
     CONTROL,
     OWN_CONTROL,
-    SHARED_CONTROL,
     Arrays,
     ClientReply,
     TrainInstruction,
@@ -41,12 +40,13 @@ def with_control(
         arrays: What came with the message.
         state: The context's state, where the control variate after the round is stored.
     """
-    if SHARED_CONTROL not in arrays:
+    before = instruction.control_round
+    if before is None:
         return answer(instruction, arrays)
-    before, record = instruction.control_round, _record(instruction)
+    record = _record(instruction)
     stored = state.array_records[record] if record in state else ArrayRecord()
-    found = None if before is None else stored.get(_entry(instruction, before))
-    lost = before is not None and found is None
+    found = stored.get(_entry(instruction, before))
+    lost = before >= 0 and found is None
     own = torch.zeros_like(arrays["model"]) if found is None else torch.from_numpy(read_array(found, CONTROL))
     reply = answer(instruction, {**arrays, OWN_CONTROL: own})
     if CONTROL not in reply.arrays:
@@ -57,7 +57,7 @@ def with_control(
             )
         return reply
     goes_backward = instruction.outer is not None and instruction.curvature
-    needed = [] if before is None else range(0 if goes_backward else before, before + 1)
+    needed = range(0 if goes_backward else before, before + 1)
     kept = {name: stored[name] for t in needed if (name := _entry(instruction, t)) in stored}
     kept[_entry(instruction, instruction.round)] = Array(reply.arrays[CONTROL].numpy())
     state[record] = ArrayRecord(kept)

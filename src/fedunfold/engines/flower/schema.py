@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
+import torch
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
@@ -30,7 +31,7 @@ Kind = TypeVar("Kind", bound=Part)
 EXTRA = "extra:"
 """What the names of a local optimiser's vectors come after in a message."""
 SHARED_CONTROL, OWN_CONTROL = f"{EXTRA}control", f"{EXTRA}own-control"
-"""The server's control variate, and the client's, which never leaves it: its app adds it to what it was sent."""
+"""The server's control variate, and the client's, which never leaves it: its app adds it to what was sent."""
 CONTROL = "control"
 """The client's after the round, which its app takes out of the reply."""
 OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
@@ -79,7 +80,8 @@ class TrainInstruction(Settings):
         trains: False for a client that counts as absent and only reports its losses at w^(t).
         step_scale: c_k, which depends on the other clients of the cohort.
         update_scale: The factor on w_k − w^(t), which does so too.
-        control_round: The last round that its update entered, where it has a control variate of that round.
+        control_round: The last round that its update entered, whose control variate it trains under, −1 before the
+            first; None where it trains under none.
     """
 
     run: str
@@ -96,7 +98,7 @@ class TrainInstruction(Settings):
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0
-    control_round: Natural | None = None
+    control_round: Annotated[int, Field(ge=-1)] | None = None
 
     @classmethod
     def of(cls, request: TrainRequest, env: Environment, **own: Any) -> "TrainInstruction":
@@ -122,8 +124,9 @@ class TrainInstruction(Settings):
         extras = {name.removeprefix(EXTRA): array for name, array in arrays.items() if name.startswith(EXTRA)}
         sent = Broadcast(self.step_scale, self.update_scale, arrays.get("class_weights"), extras)
         control = None
-        if SHARED_CONTROL in arrays and OWN_CONTROL in arrays:
-            control = Control(arrays[SHARED_CONTROL].to(model), {0: arrays[OWN_CONTROL].to(model)})
+        if self.control_round is not None:
+            shared, own = arrays.get(SHARED_CONTROL, torch.zeros_like(model)), arrays[OWN_CONTROL]
+            control = Control(shared.to(model), {0: own.to(model)})
         metrics = frozenset(self.required_metrics)
         return TrainRequest(model=model, required_metrics=metrics, broadcast=sent, control=control, **common)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, OuterLossResult, TrainRequest
 from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
@@ -247,7 +248,10 @@ class RemoteFederation:
             shared["class_weights"] = weights.to(self._dtype)
         if request.broadcast is not None:
             shared |= {f"{EXTRA}{name}": vector for name, vector in request.broadcast.extras.items()}
-        control, messages = (request.control if of_a_round else None), {}
+        optimizer, control = request.optimizer, request.control if of_a_round else None
+        if control is not None and isinstance(optimizer, ControlledOptimizer) and optimizer.reads_shared:
+            shared[SHARED_CONTROL] = control.shared
+        messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
             instruction = TrainInstruction.of(
@@ -257,11 +261,9 @@ class RemoteFederation:
                 trains=bool(participation.participating[k]),
                 step_scale=float(step_scales[k]),
                 update_scale=float(update_scales[k]),
-                control_round=None if control is None else control.rounds.get(k),
+                control_round=control.rounds.get(k, -1) if control and participation.participating[k] else None,
             )
             own = {"adjoint": adjoints[client_id]} if adjoints and client_id in adjoints else {}
-            if control is not None and instruction.trains:
-                own[SHARED_CONTROL] = control.shared
             messages[client_id] = instruction, shared | own
         return messages
 

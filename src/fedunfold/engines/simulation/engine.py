@@ -208,6 +208,9 @@ class SimulatedFederation:
 
     def _context(self, request: TrainRequest, taking_part: Participation | None = None) -> RoundContext:
         self.layout.check(request.model, "the model")
+        if request.control is not None:
+            for vector in (request.control.shared, *request.control.own.values()):
+                self.layout.check(vector, "a control variate")
         return RoundContext.of(request, self._sampler, self.lr, taking_part)
 
     def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
