@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from fedunfold.local import adamw as adamw
     from fedunfold.local import clipped as clipped
     from fedunfold.local import decayed as decayed
+    from fedunfold.local import feddyn as feddyn
     from fedunfold.local import momentum as momentum
     from fedunfold.local import nova as nova
     from fedunfold.local import prox as prox
+    from fedunfold.local import scaffold as scaffold
     from fedunfold.local import sgd as sgd
     from fedunfold.models import load_once as load_once
     from fedunfold.models import lora as lora
@@ -97,7 +99,7 @@ _HOMES = {
     "core.messages": ("ClientUpdates", "RejectedUpdate"),
     "core.parts": ("RoundDecision",),
     "aggregation": ("krum", "median", "trimmed_mean"),
-    "local": ("accumulated", "adamw", "clipped", "decayed", "momentum", "nova", "prox", "sgd"),
+    "local": ("accumulated", "adamw", "clipped", "decayed", "feddyn", "momentum", "nova", "prox", "scaffold", "sgd"),
     "server": ("adagrad", "adam", "yogi"),
     "models": ("load_once", "lora"),
     "rules.afl": ("afl",),

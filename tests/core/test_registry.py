@@ -84,7 +84,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     [
         ("fedunfold.rules", {"size", "uniform", "dr", "fedadp", "fedfa", "unbiased"}),
         ("fedunfold.server_optimizers", {"sgd", "momentum", "adam", "yogi", "adagrad", "exp"}),
-        ("fedunfold.local_optimizers", {"sgd", "prox", "nova", "momentum", "accumulated-sgd", "accumulated-prox"}),
+        ("fedunfold.local_optimizers", {"sgd", "prox", "nova", "momentum", "scaffold", "feddyn", "accumulated-prox"}),
         ("fedunfold.aggregators", {"mean", "median", "trimmed-mean", "krum"}),
         ("fedunfold.outer_losses", {"path", "sample", "balanced", "final", "final-balanced", "mse"}),
         ("fedunfold.client_samplers", {"uniform", "by-size", "importance", "power-of-choice", "round-robin"}),

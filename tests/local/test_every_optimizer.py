@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, LocalOptimizer
-from fedunfold.local import accumulated, adamw, clipped, decayed, momentum, nova, prox, sgd
+from fedunfold.local import accumulated, adamw, clipped, decayed, feddyn, momentum, nova, prox, scaffold, sgd
 
 PLAIN = (sgd(), prox(2.0), momentum(0.5))
 NO_SUMS = [
     adamw(weight_decay=0.2),
+    scaffold(),
+    feddyn(0.3),
     *(decayed(base, 0.3) for base in PLAIN),
     *(clipped(base, 0.5) for base in (*PLAIN, adamw(), *(decayed(base) for base in PLAIN))),
 ]

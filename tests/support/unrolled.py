@@ -19,7 +19,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.messages import Metric
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import RoundRng, epochs_at
-from fedunfold.core.parts import State
+from fedunfold.core.parts import LocalOptimizer, State
 from fedunfold.data.arrays import Inputs, cast, take
 from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
@@ -127,6 +127,10 @@ class Unrolled:
             return w - lr * gradient, ()
         if isinstance(base, local.prox):
             return w - lr * (gradient + base.mu * (w - start)), ()
+        if isinstance(base, local.scaffold):
+            return w - lr * (gradient + state[0]), state
+        if isinstance(base, local.feddyn):
+            return w - lr * (gradient + state[0] + base.alpha * (w - start)), state
         if isinstance(base, local.momentum):
             v = gradient if not state else base.rho * state[0] + gradient
             return w - lr * v, (v,)
@@ -134,10 +138,12 @@ class Unrolled:
         after, state = base.step(w[None], gradient[None], state, w.new_full((1, 1), lr), start[None])
         return after[0], state
 
-    def train(self, w: Tensor, t: int, k: int, run: str, scale: float) -> tuple[Tensor, Tensor]:
+    def train(
+        self, w: Tensor, t: int, k: int, run: str, scale: float, correction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(w_k, its outer loss along the path)."""
         inside = scale if self.algorithm.local.name == "nova" else 1.0
-        state: State = ()
+        state: State = () if correction is None else (correction,)
         wk, loss, start = w, torch.zeros((), dtype=torch.float64), w[: self.trained]
         for step, (x, y) in enumerate(self.batches(run, t, k)):
             seed = RoundRng(self.env.seed, run, t).noise_seed(self.data.keys[k], step)
@@ -166,6 +172,7 @@ class Unrolled:
         memory: dict[int, Tensor] = {}
         state: State = ()
         last = torch.zeros_like(w)
+        controls = Controls(self.algorithm.local, len(self.data.keys), self.trained, self.env.lr)
         for t, row in enumerate(theta):
             if self.outer == "every-round" and t > 0:
                 total = total + self.evaluation(w, run, t)
@@ -177,7 +184,7 @@ class Unrolled:
                 if (t, k) in self.rejected:
                     continue
                 if here[k]:
-                    wk, loss = self.train(w, t, k, run, self.local_scale(k, steps, cohort))
+                    wk, loss = self.train(w, t, k, run, self.local_scale(k, steps, cohort), controls.correction(k))
                     total = total + loss
                     deltas[k] = wk - w
                 elif cohort[k] and self.algorithm.absent_loss == "evaluate" and not self.between_rounds:
@@ -198,7 +205,8 @@ class Unrolled:
             last = step_sizes[t] * u if self.momenta is None else step_sizes[t] * u + self.momenta[t] * last
             stepped, state = self.server_step(w, last, state, [d.detach() for d in deltas.values()])
             w = stepped if self.trusts is None else w + last + self.trusts[t] * (stepped - w - last)
-            w = self.with_buffers(w if self.scales is None else self.scales[t] * w, mean)
+            w = w if self.scales is None else self.scales[t] * w
+            w = self.with_buffers(w + controls.after(fresh, steps), mean)
         return total + self.evaluation(w, run, len(theta))
 
     def shrunk(self, w: Tensor, u: Tensor, deltas: list[Tensor]) -> Tensor:
@@ -232,6 +240,34 @@ class Unrolled:
             v = s.beta2 * v + (1 - s.beta2) * u**2
             return w + s.lr * m / (v.sqrt() + s.tau), (m, v)
         return s.update(w, u, state or s.init(w.detach()))
+
+
+class Controls:
+    """SCAFFOLD's and FedDyn's vectors, by the formulas of their papers, all of them constants."""
+
+    def __init__(self, optimizer: LocalOptimizer, clients: int, size: int, lr: float) -> None:
+        self.optimizer, self.lr = optimizer, lr
+        self.shared, self.own = torch.zeros(size).double(), torch.zeros(clients, size).double()
+
+    def correction(self, k: int) -> Tensor | None:
+        if isinstance(self.optimizer, local.scaffold):
+            return self.shared - self.own[k]
+        return -self.own[k] if isinstance(self.optimizer, local.feddyn) else None
+
+    def after(self, updates: dict[int, Tensor], steps: list[int]) -> Tensor | float:
+        """What is added to the model after a round with these updates."""
+        before, size = self.own.clone(), len(self.shared)
+        for k, update in updates.items():
+            moved = update[:size].detach()
+            if isinstance(self.optimizer, local.scaffold):
+                self.own[k] = before[k] - self.shared - moved / (self.lr * steps[k])
+            elif isinstance(self.optimizer, local.feddyn):
+                self.own[k] = before[k] - self.optimizer.alpha * moved
+        self.shared = self.shared + (self.own - before).sum(0) / len(self.own)
+        if not (updates and isinstance(self.optimizer, local.feddyn)):
+            return 0.0
+        update = next(iter(updates.values()))
+        return torch.cat([-self.shared / self.optimizer.alpha, torch.zeros_like(update[size:])])
 
 
 def gradients_of(unrolled: Unrolled, theta: Tensor, w: Tensor, run: str) -> tuple[float, Tensor, Tensor]:

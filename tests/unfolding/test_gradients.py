@@ -18,7 +18,7 @@ from fedunfold.core.messages import AbsentLoss, ClientUpdates, Metric, TrainRequ
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer, ServerOptimizer, State
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.local import accumulated, adamw, clipped, decayed, momentum, nova, prox, sgd
+from fedunfold.local import accumulated, adamw, clipped, decayed, feddyn, momentum, nova, prox, scaffold, sgd
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.federations import participation
 from tests.support.outside_package.outside_parts import RMSprop
@@ -62,6 +62,8 @@ STATEFUL: dict[str, LocalOptimizer] = {
     "clipped-adamw": clipped(adamw(eps=0.01), max_norm=0.3),
     "rmsprop": RMSprop(decay=0.4),
     "anchored": Anchored(),
+    "scaffold": scaffold(),
+    "feddyn": feddyn(0.8),
 }
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")
 ABSENT_LOSS: tuple[AbsentLoss, ...] = ("evaluate", "skip")
@@ -302,7 +304,7 @@ def test_first_order_and_exact_differ_for_any_of_them() -> None:
 
 @pytest.mark.parametrize("reachable", [1.0, 0.6])
 @pytest.mark.parametrize("absent", ABSENT)
-@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "momentum"])
+@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "momentum", "scaffold", "feddyn"])
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_sampled_cohorts(adjoint: AdjointKind, local: str, absent: Absent, reachable: float) -> None:
     """Weights are normalised over the cohort; absences within it, where clients cannot always be reached."""
@@ -336,29 +338,32 @@ def test_sampled_cohorts_under_an_adaptive_server(absent: Absent) -> None:
 
 
 @pytest.mark.parametrize("absent", ABSENT)
-@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "accumulated"])
+@pytest.mark.parametrize("local", ["sgd", "prox", "nova", "accumulated", "feddyn"])
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_a_rejected_client_has_no_part_in_the_gradient(adjoint: AdjointKind, local: str, absent: Absent) -> None:
     """c's features are far too large. In the first round four clients are no range yet, from then on c is rejected:
-    its update, its losses along the path and what the server would remember of it; τ_eff stays that of all four."""
+    its update, its losses along the path and what the server would remember of it; τ_eff stays that of all four. Under
+    FedDyn everybody's second step is large by its h, and c is rejected in the third round alone."""
     env = federation_of((5,), "all")
     data = env.load()
     data.x[data.offsets[2] : data.offsets[3]] *= 40
-    algorithm = Algorithm(LOCAL[local], server.adam(0.05), absent, filter="norm")
-    rejected = frozenset({(1, 2), (2, 2)})
+    algorithm = Algorithm((LOCAL | STATEFUL)[local], server.adam(0.05), absent, filter="norm")
+    rejected = frozenset({(2, 2)} if local == "feddyn" else {(1, 2), (2, 2)})
     for outer in ("path", "balanced", "final"):
         assert relative_error(env, mlp(env), algorithm, outer, adjoint, rejected=rejected) <= TOLERANCE, outer
 
 
+@pytest.mark.parametrize("local", ["nova", "scaffold", "feddyn"])
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
-def test_one_that_diverges_alone_has_no_part_in_the_gradient(adjoint: AdjointKind) -> None:
+def test_one_that_diverges_alone_has_no_part_in_the_gradient(adjoint: AdjointKind, local: str) -> None:
     """Where c's large features lead in one step, the model has no finite output, in every round."""
     env = federation_of((5,), "all")
     data = env.load()
     data.x[data.offsets[2] : data.offsets[3]] *= 40
     rejected = frozenset((t, 2) for t in range(3))
     for outer in ("final", "path"):
-        error = relative_error(env, Overflowing, Algorithm(nova()), outer, adjoint, rejected=rejected)
+        algorithm = Algorithm((LOCAL | STATEFUL)[local])
+        error = relative_error(env, Overflowing, algorithm, outer, adjoint, rejected=rejected)
         assert error <= TOLERANCE, outer
 
 

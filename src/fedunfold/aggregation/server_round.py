@@ -1,14 +1,17 @@
 """The server's part of a round: from the clients' updates and Θ^(t) to w^(t+1)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from fedunfold.aggregation.absent import RememberedUpdates, coefficients, eligible_clients, with_memory
+from fedunfold.aggregation.control import next_control
 from fedunfold.core.algorithm import Absent, Algorithm
+from fedunfold.core.control import Control, ControlledOptimizer
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, Metric, OpenSum, OpenUpdates, WeightedSum
 from fedunfold.core.params import ParamLayout
@@ -26,6 +29,7 @@ class ServerState:
         direction: u^(t−1), for a rule that decides on a momentum; None before the first step.
         mean: Σ_k α_k m_k of the last round that any update entered, for a rule that reads it; None before the first.
         reported: What clients last reported of the metrics that the client sampler requires, [K] each.
+        control: Control variates, where the local optimiser has some.
     """
 
     model: Tensor
@@ -34,18 +38,22 @@ class ServerState:
     direction: Tensor | None = None
     mean: Tensor | None = None
     reported: Mapping[Metric, Tensor] = field(default_factory=dict)
+    control: Control | None = None
 
     @classmethod
     def start(cls, model: Tensor, algorithm: Algorithm) -> "ServerState":
         """Before the first round."""
-        return cls(model, algorithm.server.init(model))
+        control = Control.start(model) if isinstance(algorithm.local, ControlledOptimizer) else None
+        return cls(model, algorithm.server.init(model), control=control)
 
     def widened(self) -> "ServerState":
         """The same in double precision."""
         memory = {k: row.double() for k, row in self.memory.items()}
         direction, mean = (None if part is None else part.double() for part in (self.direction, self.mean))
         optimizer = tuple(part.double() if part.is_floating_point() else part for part in self.optimizer)
-        return ServerState(self.model.double(), optimizer, memory, direction, mean, self.reported)
+        return replace(
+            self, model=self.model.double(), optimizer=optimizer, memory=memory, direction=direction, mean=mean
+        )
 
     def to_tensors(self) -> dict[str, Tensor]:
         """All of it by name, for a checkpoint."""
@@ -55,12 +63,14 @@ class ServerState:
         if self.mean is not None and self.mean is not self.direction:
             tensors["mean"] = self.mean
         tensors |= {f"reported-{name}": values for name, values in self.reported.items()}
+        if self.control is not None:
+            tensors |= self.control.to_tensors()
         return tensors | {f"update-{k}": update for k, update in self.memory.items()}
 
     @classmethod
     def from_tensors(cls, found: Mapping[str, Tensor], device: torch.device) -> "ServerState":
         """What `to_tensors` gave, among other tensors; ValueError where its vectors [d] of floats are not alike."""
-        single, several = ("model", "direction", "mean"), ("moment-", "update-")
+        single, several = ("model", "direction", "mean", "control"), ("moment-", "update-", "control-")
         names = [name for name in found if name in single or name.startswith(several)]
         own = {name: found[name].to(device) for name in names}
         model = own["model"]
@@ -70,8 +80,16 @@ class ServerState:
         memory = {int(name.removeprefix("update-")): t for name, t in own.items() if name.startswith("update-")}
         direction = own.get("direction")
         reported = {name: found[f"reported-{name}"] for name in get_args(Metric) if f"reported-{name}" in found}
+        control = None
+        if "control" in own:
+            control = Control.from_tensors(own | {"control_rounds": found["control_rounds"]})
         mean = own.get("mean", direction)
-        return cls(model, tuple(moments), dict(sorted(memory.items())), direction, mean, reported)
+        return cls(model, tuple(moments), dict(sorted(memory.items())), direction, mean, reported, control)
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What a request of the next round has of it beside the model."""
+        return {"reported": self.reported, "control": self.control}
 
 
 def with_past(report: ClientUpdates, absent: Absent, server: ServerState) -> ClientUpdates:
@@ -115,6 +133,7 @@ def aggregate(
     reports: Sequence[ClientUpdates],
     decisions: Sequence[RoundDecision],
     algorithm: Algorithm,
+    lr: float = math.nan,
 ) -> list[tuple[ServerState, Aggregated]]:
     """The server's part of the same round of several runs; a GPU is waited for once.
 
@@ -123,11 +142,12 @@ def aggregate(
         reports: What its clients sent.
         decisions: What its rule decided.
         algorithm: How all of them are trained.
+        lr: η of the clients, for control variates.
 
     Returns:
         For every run the server after the round, whose model is finite, and what entered it.
     """
-    done = [_aggregate(*of_run, algorithm) for of_run in zip(servers, reports, decisions, strict=True)]
+    done = [_aggregate(*of_run, algorithm, lr) for of_run in zip(servers, reports, decisions, strict=True)]
     if not torch.stack([after.model for after, _ in done]).sum(1).cpu().isfinite().all():
         raise DivergenceError(
             f"round {reports[0].round}: the aggregated model is not finite; lower the learning rate of the "
@@ -145,7 +165,7 @@ def layer_spread(updates: Tensor, layout: ParamLayout) -> Tensor:
 
 
 def _aggregate(
-    server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm
+    server: ServerState, report: ClientUpdates, decision: RoundDecision, algorithm: Algorithm, lr: float
 ) -> tuple[ServerState, Aggregated]:
     report = with_memory(report, algorithm.absent, server.memory)
     updates = report.entering
@@ -182,6 +202,8 @@ def _aggregate(
         if isinstance(report.updates, OpenUpdates):
             fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
-    reported = last_reported(server.reported, report)
-    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean, reported)
+    reported, local, control = last_reported(server.reported, report), algorithm.local, server.control
+    if control is not None and isinstance(local, ControlledOptimizer) and bool(participated.any()):
+        model, control = next_control(model, control, local, report, lr)
+    after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean, reported, control)
     return after, Aggregated(participated, eligible, entered, direction, info)

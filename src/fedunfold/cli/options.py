@@ -87,7 +87,7 @@ class Parts:
     """Parts of a method that replace its own; what is not given stays as the method has it.
 
     Attributes:
-        local: Local optimiser: sgd, prox:mu=0.01, nova, momentum:rho=0.9, adamw.
+        local: Local optimiser: sgd, prox:mu=0.01, nova, momentum:rho=0.9, adamw, scaffold, feddyn:alpha=0.1.
         server: Server: sgd, momentum, adam:lr=0.01, yogi, adagrad, exp.
         absent: Absent clients: keep the old model, drop out, remember the last update.
         filter: Updates rejected: those not finite, or with norm also those far too large.

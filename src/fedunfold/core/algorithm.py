@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import AbsentLoss, TrainRequest
 from fedunfold.core.own_layers import OwnLayers, own_places
@@ -72,6 +73,11 @@ class Algorithm:
         ):
             if (given := getattr(self, name)) not in choices:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
+        if isinstance(self.local, ControlledOptimizer) and not self.aggregator.is_linear:
+            raise InputError(
+                f"{self.local.name} keeps a plain mean of updates too, which {self.aggregator.name} does not guard; "
+                "take the aggregator mean, or another local optimiser."
+            )
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):

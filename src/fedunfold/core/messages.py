@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedunfold.core.control import Control
 from fedunfold.core.errors import InputError
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
@@ -73,6 +74,7 @@ class TrainRequest:
         curvature: Whether the backward pass counts the curvature of the training loss; to first order it does not.
         reported: What clients last reported of the metrics that the client sampler requires, [K] each.
         own: The clients' own layers, where some stay with them (`core.own_layers`).
+        control: Control variates, where the local optimiser has some (`core.control`).
     """
 
     run: str
@@ -89,6 +91,7 @@ class TrainRequest:
     curvature: bool = True
     reported: Mapping[Metric, Tensor] = field(default_factory=dict)
     own: OwnEntries | None = None
+    control: Control | None = None
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -187,6 +190,7 @@ class ClientMetrics:
         norm: ‖Δ_k‖ without buffers, [K].
         gradients: Sums of local gradients of the participating clients, [P, d].
         own: What they came to in layers that stay with them, [P, n]: kept for them, and shown to no rule.
+        controls: Their control variates s_k after the round, [P, d]; None where there are none or clients keep theirs.
     """
 
     loss: Tensor | None = None
@@ -195,6 +199,7 @@ class ClientMetrics:
     norm: Tensor | None = None
     gradients: Tensor | None = None
     own: Tensor | None = None
+    controls: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -302,7 +307,7 @@ class ClientUpdates:
             return None if values is None else torch.where(left_out.to(values.device), torch.nan, values)
 
         reported = {name: without(getattr(self.metrics, name)) for name in ("loss", "start_loss", "accuracy", "norm")}
-        of_clients = {name: getattr(self.metrics, name) for name in ("gradients", "own")}
+        of_clients = {name: getattr(self.metrics, name) for name in ("gradients", "own", "controls")}
         reported |= {k: None if rows is None else rows[accepted.to(rows.device)] for k, rows in of_clients.items()}
         updates = self.updates.select(accepted) if isinstance(self.updates, OpenUpdates) else self.updates
         steps, metrics = torch.where(participated, self.num_steps, 0), ClientMetrics(**reported)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates, Evaluation
@@ -73,6 +74,11 @@ def run_rounds(
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
     algorithm.aggregator.check_enough(len(federation.clients))
+    if clock is not None and isinstance(algorithm.local, ControlledOptimizer):
+        raise InputError(
+            f"{algorithm.local.name} corrects clients by their last updates, which a clock holds back; run without the "
+            "clock, or with another local optimiser."
+        )
     if clock is not None and algorithm.own_layers != "none":
         raise InputError("layers that stay with the clients cannot be held back by a clock; run without it.")
     servers = [ServerState.start(federation.initial_model(run), algorithm) for run in runs]
@@ -136,8 +142,8 @@ def _next_round(
         algorithm.request(
             *(run, t, state.server.model),
             required_metrics=requested_metrics(rule),
-            reported=state.server.reported,
             own=state.own,
+            **state.server.carried,
         )
         for run, state in zip(runs, states, strict=True)
     ]
@@ -153,8 +159,8 @@ def _next_round(
         with_past(report, algorithm.absent, state.server) for (report, _), state in zip(kept, states, strict=True)
     ]
     decided = [decide(rule, report, state.rule) for report, state in zip(reports, states, strict=True)]
-    servers = aggregate([state.server for state in states], reports, [decision for decision, _ in decided], algorithm)
-    owned = [own for _, own in kept]
+    decisions, owned = [decision for decision, _ in decided], [own for _, own in kept]
+    servers = aggregate([state.server for state in states], reports, decisions, algorithm, federation.lr)
     tests = federation.evaluate(
         [_whole(server.model, own, reports[0].num_examples) for (server, _), own in zip(servers, owned, strict=True)]
     )

@@ -14,8 +14,14 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | fedadagrad | sgd             | adagrad  |   | unbiased- | N_k/N over π_k      |
 | fedexp     | sgd             | exp      |   | law-      | FedLAW              |
 | fedlws     | sgd             | fedlws   |   |           |                     |
+| scaffold   | scaffold        | sgd      |   |           |                     |
+| feddyn     | feddyn          | sgd      |   |           |                     |
 | fedbn      | sgd             | sgd      |   |           |                     |
 | fedper     | sgd             | sgd      |   |           |                     |
+
+``scaffold`` and ``feddyn`` weigh alike whoever participates in a round and leave absent clients out (`drop`), as they
+were published; with a prefix they have its weights. What they converge to is the optimum of the plain mean of the
+clients' losses all the same (`local.scaffold`, `local.feddyn`).
 
 In ``fedbn`` (Li et al. 2021) the normalisation layers stay with the clients, in ``fedper`` (Arivazhagan et al. 2019)
 the last layer does (`core.own_layers`); their weights cannot be learned.
@@ -55,10 +61,14 @@ BASES = {
     "fedadagrad": ("sgd", "adagrad"),
     "fedexp": ("sgd", "exp"),
     "fedlws": ("sgd", "fedlws"),
+    "scaffold": ("scaffold", "sgd"),
+    "feddyn": ("feddyn", "sgd"),
     "fedbn": ("sgd", "sgd"),
     "fedper": ("sgd", "sgd"),
 }
 OWN_LAYERS: dict[str, OwnLayers] = {"fedbn": "normalization", "fedper": "last"}
+CONTROLLED = ("scaffold", "feddyn")
+"""Bases of which the plain mean of those who participate is a part, so that no other aggregator takes its place."""
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa", "law": "fedlaw"}
@@ -121,7 +131,8 @@ def method_names() -> tuple[str, ...]:
     rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
     pairs = ((prefix, base) for prefix in prefixes for base in BASES)
-    combined = (f"{prefix}-{base}" for prefix, base in pairs if not (prefix == LEARNED and base in OWN_LAYERS))
+    impossible = {(LEARNED, base) for base in OWN_LAYERS} | {(kind, base) for kind in ROBUST for base in CONTROLLED}
+    combined = (f"{prefix}-{base}" for prefix, base in pairs if (prefix, base) not in impossible)
     return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
 
 
@@ -146,12 +157,14 @@ def method(name: str) -> Method:
     algorithm = Algorithm(
         LOCAL_OPTIMIZERS.make(local),
         SERVER_OPTIMIZERS.make(server),
+        absent="drop" if base in CONTROLLED else "keep",
         aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
         own_layers=OWN_LAYERS.get(base, "none"),
     )
     if prefix == LEARNED:
         return Method(name, algorithm, None)
-    rule = "size" if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
+    own_rule = "uniform" if base in CONTROLLED else "size"
+    rule = own_rule if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
     return Method(name, algorithm, RULES.make(rule))
 
 

@@ -12,9 +12,9 @@ u_t also gets β_{t+1} ū_{t+1}, and then
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
 federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
 too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T models and the
-clients' updates (`update_store`). Several runs, the samples of one outer step, are carried out together. A client that
-was rejected in a round is absent from it backward too. Who is sampled or rejected, what a rule read and the scale are
-constants.
+clients' updates (`update_store`), for `Exact` also control variates (`core.control`). Several runs, the samples of one
+outer step, are carried out together. A client that was rejected in a round is absent from it backward too. Who is sampled
+or rejected, what a rule read, the scale and control variates are constants.
 """
 
 import math
@@ -152,7 +152,7 @@ def unroll_decisions(
         ]
         named = list(zip(runs, forward, strict=True))
         for t in range(rounds):
-            requests = [request(run, t, now.server.model, reported=now.server.reported) for run, now in named]
+            requests = [request(run, t, now.server.model, **now.server.carried) for run, now in named]
             _forward_round(forward, federation, requests, decide, algorithm)
         final = federation.outer_loss([request(run, rounds, now.server.model) for run, now in named])
         backward = [
@@ -225,14 +225,15 @@ def _forward_round(
             f"round {t}: the outer loss is not finite; lower the clients' learning rate (now {federation.lr}), or "
             "learn with float64."
         )
-    done = aggregate([now.server for now in passes], reports, decisions, algorithm)
+    done = aggregate([now.server for now in passes], reports, decisions, algorithm, federation.lr)
     for i, (now, report, (server, aggregated)) in enumerate(zip(passes, reports, done, strict=True)):
         gradient = report.outer.gradient if met is None else met[i].gradient
         updates = now.store.add(aggregated.entered, aggregated.participated)
         # Of what was aggregated all but the updates themselves: these are in the store alone.
         about = aggregated.participated, aggregated.eligible, aggregated.direction, aggregated.info
         before = now.server.optimizer, now.server.direction
-        parts = (requests[i], decisions[i], gradient, *before, *about, updates)
+        sent = requests[i] if requests[i].curvature else replace(requests[i], control=None)
+        parts = (sent, decisions[i], gradient, *before, *about, updates)
         now.layers.append(_Layer(*parts))
         now.server = server
 

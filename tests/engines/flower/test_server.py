@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from fedunfold.config import Environment
@@ -14,12 +15,13 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import Broadcast, ClientUpdates, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer
+from fedunfold.engines.flower.control import with_control
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.server import Messages, RemoteFederation, Replies
 from fedunfold.engines.flower.wire import instruction_record, read_instruction
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.local import accumulated, momentum, nova, prox, sgd
+from fedunfold.local import accumulated, feddyn, momentum, nova, prox, scaffold, sgd
 from fedunfold.rules import (
     Rule,
     afl,
@@ -57,6 +59,7 @@ class InProcess:
             key: LocalClient(key, *data.client(k), data.task, mlp(env), torch.float64)
             for k, key in enumerate(data.keys)
         }
+        self.states = {key: RecordDict() for key in data.keys}
         self.spoil = spoil
         self.received: list[tuple[str, MessageType, int]] = []
 
@@ -69,7 +72,8 @@ class InProcess:
             self.received.append((key, message_type, instruction.round))
             # Over the wire, where parts travel as names and settings.
             instruction = TrainInstruction(**json.loads(instruction.model_dump_json()))
-            reply: ClientReply | str | None = getattr(self.clients[key], message_type)(instruction, arrays)
+            answer = getattr(self.clients[key], message_type)
+            reply: ClientReply | str | None = with_control(answer, instruction, arrays, self.states[key])
             if self.spoil is not None and isinstance(reply, ClientReply):
                 reply = self.spoil(key, message_type, instruction.round, reply)
             if reply is not None:
@@ -85,7 +89,7 @@ def flaky(**settings: Any) -> Environment:
     return tiny(participation_probability=0.6, seed=3, **settings)
 
 
-OPTIMIZERS = [sgd(), prox(0.3), nova(), momentum(0.5), accumulated(prox(0.3))]
+OPTIMIZERS = [sgd(), prox(0.3), nova(), momentum(0.5), accumulated(prox(0.3)), scaffold(), feddyn(0.4)]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)

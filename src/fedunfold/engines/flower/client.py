@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedunfold.core.errors import InputError
+from fedunfold.engines.flower.control import with_control
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
 from fedunfold.engines.flower.secagg import protocol
@@ -62,7 +63,9 @@ def client_app(open_client: OpenClient) -> ClientApp:
     def handler(message_type: MessageType, find: OpenClient) -> ClientAppCallable:
         def handle(message: Message, context: Context) -> Message:
             answer: Callable[[TrainInstruction, Arrays], ClientReply] = getattr(find(context), message_type)
-            return Message(reply_record(answer(*read_instruction(message.content))), reply_to=message)
+            instruction, arrays = read_instruction(message.content)
+            reply = with_control(answer, instruction, arrays, context.state)
+            return Message(reply_record(reply), reply_to=message)
 
         return handle
 

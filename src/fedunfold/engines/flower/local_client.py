@@ -1,8 +1,8 @@
 """One client, alone with its data. It answers every message with the numbers it would give in the simulation.
 
 It is the simulation: an engine with a single client in it, made anew for every message. What depends on the
-others (the scales of FedNova, class weights) comes with the message, so nothing is stored between messages and a
-client may restart at any time.
+others (the scales of FedNova, class weights) comes with the message, so nothing is stored between messages and a client
+may restart at any time. Where it trains under a control variate, its app stores that (`control`).
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from fedunfold.data.config import MemorySource
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.partitions import GivenPartition
 from fedunfold.engines.flower.schema import (
+    CONTROL,
     Arrays,
     ClientDescription,
     ClientReply,
@@ -81,7 +82,7 @@ class LocalClient:
         federation, request = self._engine(instruction, arrays)
         (report,) = federation.train([request])
         metrics, outer = report.metrics, report.outer
-        rows = {"updates": report.updates.rows, "gradients": metrics.gradients}
+        rows = {"updates": report.updates.rows, "gradients": metrics.gradients, CONTROL: metrics.controls}
         replied = {name: found[0] for name, found in rows.items() if found is not None and len(found)}
         if outer.gradient is not None:
             replied["outer_gradient"] = outer.gradient

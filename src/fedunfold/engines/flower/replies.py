@@ -14,6 +14,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUpdates, OuterTerms, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation
+from fedunfold.engines.flower.control import LOST
 from fedunfold.engines.flower.schema import Arrays, ClientReply, MessageType
 from fedunfold.engines.flower.wire import ModelArrays
 from fedunfold.io.limits import CLIENT_SAMPLES
@@ -88,6 +89,8 @@ def expected_reply(
         fixed, numbers = FIXED[message_type]
         return ExpectedReply(dict.fromkeys(fixed, model), numbers, least_loss=least_loss)
     numbers = frozenset({"outer_loss", *request.required_metrics}) - {"gradients"}
+    if request.control is not None and trains:
+        numbers |= {LOST}
     may_be_nan = frozenset[str]() if trains else frozenset({"accuracy", "norm"})
     names = {"updates", *request.required_metrics & {"gradients"}} if trains else set()
     if request.outer_along_path is not None and (request.path_gradient or not trains):

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
+import torch
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
 from fedunfold.config import Environment
 from fedunfold.config.fields import BatchSize
+from fedunfold.core.control import Control
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
@@ -28,6 +30,10 @@ Kind = TypeVar("Kind", bound=Part)
 
 EXTRA = "extra:"
 """What the names of a local optimiser's vectors come after in a message."""
+SHARED_CONTROL, OWN_CONTROL = f"{EXTRA}control", f"{EXTRA}own-control"
+"""The server's control variate, and the client's, which never leaves it: its app adds it to what was sent."""
+CONTROL = "control"
+"""The client's after the round, which its app takes out of the reply."""
 OF_REQUEST = ("run", "round", "optimizer", "outer", "path_gradient", "curvature")
 """What an instruction says as the `TrainRequest` that it is made of does."""
 
@@ -57,7 +63,7 @@ Outer = Annotated[OuterLoss, PlainValidator(partial(_received, OUTER_LOSSES)), D
 
 
 class TrainInstruction(Settings):
-    """Everything a client needs for one round beside its data and the model: it stores nothing between messages.
+    """Everything a client needs for one round beside its data, the model and, if it has one, its control variate.
 
     Attributes:
         run: Names the randomness.
@@ -74,6 +80,8 @@ class TrainInstruction(Settings):
         trains: False for a client that counts as absent and only reports its losses at w^(t).
         step_scale: c_k, which depends on the other clients of the cohort.
         update_scale: The factor on w_k − w^(t), which does so too.
+        control_round: The last round that its update entered, whose control variate it trains under, −1 before the
+            first; None where it trains under none.
     """
 
     run: str
@@ -90,6 +98,7 @@ class TrainInstruction(Settings):
     trains: bool = True
     step_scale: float = 1.0
     update_scale: float = 1.0
+    control_round: Annotated[int, Field(ge=-1)] | None = None
 
     @classmethod
     def of(cls, request: TrainRequest, env: Environment, **own: Any) -> "TrainInstruction":
@@ -114,7 +123,12 @@ class TrainInstruction(Settings):
         common = {name: getattr(self, name) for name in OF_REQUEST}
         extras = {name.removeprefix(EXTRA): array for name, array in arrays.items() if name.startswith(EXTRA)}
         sent = Broadcast(self.step_scale, self.update_scale, arrays.get("class_weights"), extras)
-        return TrainRequest(model=model, required_metrics=frozenset(self.required_metrics), broadcast=sent, **common)
+        control = None
+        if self.control_round is not None:
+            shared, own = arrays.get(SHARED_CONTROL, torch.zeros_like(model)), arrays[OWN_CONTROL]
+            control = Control(shared.to(model), {0: own.to(model)})
+        metrics = frozenset(self.required_metrics)
+        return TrainRequest(model=model, required_metrics=metrics, broadcast=sent, control=control, **common)
 
 
 @dataclass(frozen=True)

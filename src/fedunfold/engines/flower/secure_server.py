@@ -235,6 +235,11 @@ def _refuse_single_vectors(request: TrainRequest) -> None:
             "secure aggregation reveals no updates of single clients, which the server stores under 'remember'; choose "
             "keep or drop for absent clients, or run without it."
         )
+    if request.control is not None:
+        raise InputError(
+            f"secure aggregation reveals one sum of a round's updates, and {request.optimizer.name} needs a second, "
+            "from which single updates could be worked out; choose another local optimiser, or run without it."
+        )
     if request.compares_updates:
         raise InputError(
             "secure aggregation reveals no updates of single clients, which the filter by norm, the aggregators "

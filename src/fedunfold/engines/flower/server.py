@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, OuterLossResult, TrainRequest
 from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
@@ -23,10 +24,12 @@ from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.server_data import ServerData
 from fedunfold.core.task import Task
+from fedunfold.engines.flower.control import LOST
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.replies import ExpectedReply, expected_reply, merge_replies, sum_vectors
 from fedunfold.engines.flower.schema import (
     EXTRA,
+    SHARED_CONTROL,
     Arrays,
     ClientDescription,
     ClientReply,
@@ -143,6 +146,10 @@ class RemoteFederation:
         self.task.check_metrics(request.required_metrics)
         rejected: dict[str, str] = {}
         replies = self._request("train", request, self._recipients(request), rejected=rejected)
+        for client_id, reply in replies.items():
+            if reply.metrics.get(LOST):
+                about = "took part before and has lost its control variate since; it went on from zero"
+                log.warning("round %d: client %s %s", request.round, client_id, about)
         return self._merge(request, replies, rejected)
 
     def _vjp(self, request: TrainRequest, participated: Tensor, adjoints: Tensor) -> Tensor:
@@ -254,6 +261,9 @@ class RemoteFederation:
             shared["class_weights"] = weights.to(self._dtype)
         if request.broadcast is not None:
             shared |= {f"{EXTRA}{name}": vector for name, vector in request.broadcast.extras.items()}
+        optimizer, control = request.optimizer, request.control if of_a_round else None
+        if control is not None and isinstance(optimizer, ControlledOptimizer) and optimizer.reads_shared:
+            shared[SHARED_CONTROL] = control.shared
         messages = {}
         for client_id in client_ids:
             k = self._client_ids.index(client_id)
@@ -264,6 +274,7 @@ class RemoteFederation:
                 trains=bool(participation.participating[k]),
                 step_scale=float(step_scales[k]),
                 update_scale=float(update_scales[k]),
+                control_round=control.rounds.get(k, -1) if control and participation.participating[k] else None,
             )
             own = {"adjoint": adjoints[client_id]} if adjoints and client_id in adjoints else {}
             messages[client_id] = instruction, shared | own

@@ -26,6 +26,7 @@ from fedunfold.aggregation.absent import coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usable
 from fedunfold.aggregation.server_round import aggregate, with_past
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
 from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
@@ -107,6 +108,8 @@ class WeightedStrategy(FedAvg):
             learned_for = self.rule.algorithm
         changes: dict[str, Any] = {"server": server, "absent": absent, "filter": filter, "aggregator": aggregator}
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
+        if isinstance(local := self.algorithm.local, ControlledOptimizer):
+            raise InputError(f"the rule is for {local.name}, by which no client of an app trains; take another rule.")
         self.failures = Failures()
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}

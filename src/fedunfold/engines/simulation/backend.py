@@ -61,6 +61,7 @@ class Backend:
         request: TrainRequest,
         *,
         backward: bool,
+        corrections: Tensor | None = None,
     ) -> LocalTrainer:
         """By the model, the device and what is requested.
 
@@ -70,6 +71,7 @@ class Backend:
             outer: How minibatches enter the outer loss.
             request: What was requested of the round, or of several in the same way.
             backward: Whether the backward pass is requested, whose memory is bounded.
+            corrections: v_k of every slot, where the local optimiser has control variates.
         """
         kernel, rows = self.kernel, self.in_memory
         parts = self.samples.y, batches, step_sizes, request.optimizer, outer
@@ -83,7 +85,7 @@ class Backend:
                 whole = CpuTrainer(kernel, *parts, self.cpu.rows, self.threads)
             if whole is not None and (not backward or whole.supports_backward(self.memory_budget)):
                 return whole
-        return TorchTrainer(kernel, *parts, self.samples, self.memory_budget, request.curvature)
+        return TorchTrainer(kernel, *parts, self.samples, self.memory_budget, request.curvature, corrections)
 
 
 def sums_gradients(request: TrainRequest) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
+from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import DivergenceError, InputError
 from fedunfold.core.messages import (
     ClientInfo,
@@ -234,6 +235,9 @@ class SimulatedFederation:
 
     def _context(self, request: TrainRequest, taking_part: Participation | None = None) -> RoundContext:
         self.layout.check(request.model, "the model")
+        if request.control is not None:
+            for vector in (request.control.shared, *request.control.own.values()):
+                self.layout.check(vector, "a control variate")
         return RoundContext.of(request, self._sampler, self.lr, taking_part)
 
     def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
@@ -306,7 +310,7 @@ class SimulatedFederation:
     def _metrics(self, context: RoundContext, result: CohortResult, absent_losses: np.ndarray) -> ClientMetrics:
         """What was requested beside the updates."""
         request, clients = context.request, torch.from_numpy(context.clients)
-        loss = start_loss = accuracy = norm = gradients = None
+        loss = start_loss = accuracy = norm = gradients = controls = None
         if "loss" in request.required_metrics:
             loss = torch.from_numpy(absent_losses)
             loss[clients] = result.numbers[0]
@@ -327,7 +331,10 @@ class SimulatedFederation:
             norm[clients] = own.to(norm)
         if "gradients" in request.required_metrics:
             gradients = result.gradients(context)
-        return ClientMetrics(loss, start_loss, accuracy, norm, gradients, result.own)
+        if isinstance(local := request.optimizer, ControlledOptimizer) and len(clients):
+            controls = context.next_controls(local, result.updates, self.lr)
+            self.layout.buffers(controls).zero_()
+        return ClientMetrics(loss, start_loss, accuracy, norm, gradients, result.own, controls)
 
     # --- divergence --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedunfold.core.control import Control, ControlledOptimizer
 from fedunfold.core.messages import OuterTerms, TrainRequest
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
@@ -85,6 +86,21 @@ class RoundContext:
         """What some clients start from, [P, d]: w^(t), with their own layers in it where they have some."""
         models, own = self.request.model.expand(len(clients), -1), self.request.own
         return models if own is None else own.put(models, clients.tolist())
+
+    @cached_property
+    def control(self) -> Control:
+        """Control variates before the round."""
+        return self.request.control or Control.start(self.request.model)
+
+    def corrections(self, optimizer: ControlledOptimizer) -> Tensor:
+        """v_k of those who train, [P, d]."""
+        return optimizer.correction(self.control.rows(self.clients.tolist()), self.control.shared)
+
+    def next_controls(self, optimizer: ControlledOptimizer, updates: Tensor, lr: float) -> Tensor:
+        """s_k of those who trained after the round, [P, d], from their updates."""
+        steps = torch.from_numpy(self.steps[self.clients])
+        change = optimizer.change(self.control.shared, updates, steps, lr)
+        return self.control.rows(self.clients.tolist()) + change
 
     def accept(self, accepted: np.ndarray) -> "RoundContext":
         """The same, where of those who train only some [P] are left."""
@@ -238,7 +254,10 @@ class CohortTrainer:
         outer = None
         if request.outer is not None:
             outer = OuterWeights(request.outer, of_outer[0], self.class_weights(request))
-        return backend.select_trainer(batches, step_sizes, outer, request, backward=backward)
+        corrections = None
+        if isinstance(local := request.optimizer, ControlledOptimizer):
+            corrections = torch.cat([context.corrections(local) for context in rounds])[list(batches.order)]
+        return backend.select_trainer(batches, step_sizes, outer, request, backward=backward, corrections=corrections)
 
     def _sums(self, request: TrainRequest, slots: int) -> StepSums:
         """What has to be summed up along the steps, because w_k − w^(t) does not carry it."""

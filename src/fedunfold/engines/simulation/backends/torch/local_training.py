@@ -46,6 +46,7 @@ class TorchTrainer(LocalTrainer):
         samples: Those of all clients.
         memory_budget: Bytes of iterates that the backward pass may store.
         curvature: Whether the backward pass counts the curvature of the training loss.
+        corrections: v_k of every slot, [L, d], where the local optimiser has control variates.
     """
 
     uses_torch_threads: ClassVar[bool] = True
@@ -53,6 +54,7 @@ class TorchTrainer(LocalTrainer):
     samples: Samples
     memory_budget: int
     curvature: bool = True
+    corrections: Tensor | None = None
 
     def forward(self, start: Tensor, sums: StepSums) -> Tensor:
         """w_k of every slot [L, d] from w^(t) of every slot, summing up losses and gradients."""
@@ -90,7 +92,7 @@ class TorchTrainer(LocalTrainer):
     def _stepping(self, start: Tensor) -> Stepping:
         parts = (self.kernel, self.optimizer, self.step_sizes, unflatten(start, self._shapes))
         if self.optimizer.fused_mu is None or not self.curvature:
-            return StatefulStepping(*parts, self.curvature)
+            return StatefulStepping(*parts, self.curvature, self.corrections)
         return ProximalStepping(*parts)
 
     def _iterates_in_reverse(self, stepping: Stepping) -> Iterator[tuple[int, Iterate]]:

@@ -84,19 +84,29 @@ class ProximalStepping:
 
 
 class StatefulStepping:
-    """Any local optimiser's pure step on parameters as vectors [L, d], differentiated by autograd over that step."""
+    """Any local optimiser's pure step on parameters as vectors [L, d], differentiated by autograd over that step.
+
+    With control variates the optimiser's state is v_k [L, d], which is given: a constant for the backward pass."""
 
     def __init__(
-        self, kernel: Kernel, optimizer: LocalOptimizer, step_sizes: Tensor, anchor: Parameters, curvature: bool
+        self,
+        kernel: Kernel,
+        optimizer: LocalOptimizer,
+        step_sizes: Tensor,
+        anchor: Parameters,
+        curvature: bool,
+        corrections: Tensor | None = None,
     ) -> None:
         self._kernel, self._optimizer, self._curvature = kernel, optimizer, curvature
         self._start, self._step_sizes, self._anchor = anchor, step_sizes[:, None], flatten(anchor)
         self._shapes, self._trained = [p.shape[1:] for p in anchor], kernel.layout.num_params
         self._adjoint = self._anchor_gain = self._anchor.new_zeros(0)
         self._state_adjoint: State = ()
+        self._given: State | None = None if corrections is None else (corrections[:, : self._trained],)
 
     def start(self) -> Iterate:
-        return Iterate([p.clone() for p in self._start], self._optimizer.init(self._anchor[:, : self._trained]))
+        state = self._optimizer.init(self._anchor[:, : self._trained]) if self._given is None else self._given
+        return Iterate([p.clone() for p in self._start], state)
 
     def step_(self, iterate: Iterate, slopes: Slopes, means: Tensor, pullback: Pullback) -> None:
         live = len(means)
