@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedunfold.config import environment
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules import size

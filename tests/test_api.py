@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedunfold as fu
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import tiny
 
@@ -63,7 +63,7 @@ def test_trials_are_batched_as_far_as_it_is_worth_it(monkeypatch: pytest.MonkeyP
         return run_rounds(*given, **more)
 
     apart = fu.compare(tiny(), "fedavg", trials=5)
-    monkeypatch.setattr("fedunfold.api.run_rounds", noted)
+    monkeypatch.setattr("fedunfold.training.trials.run_rounds", noted)
     monkeypatch.setattr(fu.SimulatedFederation, "max_parallel_runs", 2)
     in_pairs = fu.compare(tiny(), "fedavg", trials=5, callback=Hears(), checkpoints=tmp_path)
     assert asked == [["trial-0", "trial-1"], ["trial-2", "trial-3"], ["trial-4"]]
@@ -94,7 +94,7 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a method ran before all were checked")
 
-    monkeypatch.setattr("fedunfold.api.run_rounds", unexpected)
+    monkeypatch.setattr("fedunfold.training.trials.run_rounds", unexpected)
     unlearnable = fu.Method("mine", fu.Algorithm(aggregator=fu.median()), None)
     with pytest.raises(fu.InputError, match="krum with 1 bad clients needs at least 5 clients, and there are 3"):
         fu.compare(tiny(), ["fedavg", "krum-fedavg"])

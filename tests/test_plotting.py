@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedunfold import plotting
 from fedunfold.core.errors import InputError, WriteError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.comparison import Comparison, MethodResult

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedunfold.core.errors import InputError as InputError
     from fedunfold.core.errors import WriteError as WriteError
     from fedunfold.core.messages import ClientUpdates as ClientUpdates
-    from fedunfold.core.messages import RejectedUpdate as RejectedUpdate
+    from fedunfold.core.outcomes import RejectedUpdate as RejectedUpdate
     from fedunfold.core.parts import RoundDecision as RoundDecision
     from fedunfold.core.run_result import RunResult as RunResult
     from fedunfold.engines.flower.strategy import WeightedStrategy as WeightedStrategy
@@ -96,7 +96,8 @@ _HOMES = {
     "config": ("Client", "Environment", "GruSpec", "ModelSpec", "bundled", "environment"),
     "core.algorithm": ("Algorithm",),
     "core.errors": ("DivergenceError", "FederationError", "FedunfoldError", "InputError", "WriteError"),
-    "core.messages": ("ClientUpdates", "RejectedUpdate"),
+    "core.messages": ("ClientUpdates",),
+    "core.outcomes": ("RejectedUpdate",),
     "core.parts": ("RoundDecision",),
     "aggregation": ("krum", "median", "trimmed_mean"),
     "local": ("accumulated", "adamw", "clipped", "decayed", "feddyn", "momentum", "nova", "prox", "scaffold", "sgd"),

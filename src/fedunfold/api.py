@@ -1,7 +1,7 @@
 """What a user calls: learn weights for an environment, run methods on it, compare them over several trials."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,20 +13,19 @@ from fedunfold.client_scores import HeldOut
 from fedunfold.config import Environment, environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
 from fedunfold.core.params import ModelFactory, device_of
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.settings import is_count
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.learned import LearnedWeights
-from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, for_rounds, no_server_data, uses_of
-from fedunfold.tracking import Callback, CallbackList, callback_scope
+from fedunfold.rules.rule import Weigh, WeightingRule, describe_rule, no_server_data, uses_of
+from fedunfold.tracking import Callback, callback_scope
 from fedunfold.training.comparison import Comparison, MethodResult
-from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, as_compared, as_method, learned_method
 from fedunfold.training.personal import Personal
 from fedunfold.training.references import References
+from fedunfold.training.trials import checkpoint_file, run_trials
 from fedunfold.unfolding import Learning, check_learnable, check_learning, learn
 from fedunfold.version import VERSION
 
@@ -143,7 +142,7 @@ def run(
     parts |= {"algorithm": chosen.algorithm.describe()}
     with callback_scope(callback, described("run", federation, dtype) | parts) as callbacks:
         only = range(trial, trial + 1)
-        (result,) = _run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint, held)
+        (result,) = run_trials(federation, chosen, only, digest, callbacks, lambda _: checkpoint, held.tested)
         last = result.evaluations[-1]
         shown = last.primary.shown(last.score, last.metrics)
         score = {last.primary.name: shown[last.primary.name], "loss": last.loss}
@@ -254,7 +253,7 @@ def compare(
     results = []
     with callback_scope(callback, described("compare", federation, dtype) | settings) as callbacks:
         for position, entry in enumerate(chosen):
-            saved = partial(_checkpoint, checkpoints, position)
+            saved = partial(checkpoint_file, checkpoints, position)
             ready, learned = entry, entry.rule if isinstance(entry.rule, LearnedWeights) else None
             if entry.learns:
                 learned = _learn(federation, entry, digest, callbacks, saved("learning"))
@@ -262,7 +261,7 @@ def compare(
             if entry.reference is not None:
                 runs = references.trials(entry, range(trials), callbacks, saved)
             else:
-                runs = _run_trials(federation, ready, range(trials), digest, callbacks, saved, held)
+                runs = run_trials(federation, ready, range(trials), digest, callbacks, saved, held.tested)
             results.append(MethodResult(entry.name, runs, learned))
         comparison = Comparison(env.name, trials, tuple(results))
         callbacks.on_results([result.as_row() for result in comparison.methods])
@@ -282,50 +281,6 @@ def _learn(
         checkpoint=checkpoint,
         on_iteration=lambda so_far: callbacks.on_outer_step(method.name, so_far, method.learning.iterations),
     )
-
-
-def _run_trials(
-    federation: SimulatedFederation,
-    chosen: Method,
-    trials: range,
-    digest: str,
-    callbacks: CallbackList,
-    checkpoint: Callable[[str], Path | None],
-    held: HeldOut,
-) -> tuple[RunResult, ...]:
-    """Trials of a method, as many together as the federation says is worth it; checkpoints by the first of them."""
-    assert chosen.rule is not None
-    rounds = federation.environment.rounds
-    rule = for_rounds(chosen.rule, rounds)
-    runs: list[RunResult] = []
-    for first in trials[:: federation.max_parallel_runs]:
-
-        def report(t: int, tests: Sequence[Evaluation], first: int = first) -> bool:
-            """Whether every one of the trials is to stop."""
-            stops = [callbacks.on_round_end(chosen.name, trial, t, test) for trial, test in enumerate(tests, first)]
-            return all(stops)
-
-        together = range(first, min(first + federation.max_parallel_runs, trials.stop))
-        outcomes = run_rounds(
-            federation,
-            rule,
-            rounds,
-            [f"trial-{trial}" for trial in together],
-            algorithm=chosen.algorithm,
-            digest=digest,
-            checkpoint=checkpoint(f"trial-{first}"),
-            checkpoint_seconds=None,
-            on_round=report,
-        )
-        for trial, found in zip(together, outcomes, strict=True):
-            outcome = held.tested(found, f"trial-{trial}", chosen.algorithm)
-            callbacks.on_trial_end(chosen.name, trial, len(trials), outcome)
-            runs.append(outcome)
-    return tuple(runs)
-
-
-def _checkpoint(folder: Path | None, position: int, name: str) -> Path | None:
-    return folder and folder / f"{position}-{name}.safetensors"
 
 
 def _check_fit(rule: WeightingRule, federation: SimulatedFederation, digest: str) -> None:

@@ -14,7 +14,8 @@ from fedunfold.aggregation.server_round import ServerState
 from fedunfold.config import environment
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates, OuterTerms, RejectedUpdate
+from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates, OuterTerms
+from fedunfold.core.outcomes import RejectedUpdate
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.engines.simulation import SimulatedFederation

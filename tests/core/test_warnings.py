@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, RejectedUpdate, TrainRequest
+from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import RejectedUpdate
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.core.warnings import of_learning, of_run
 from fedunfold.engines.simulation import SimulatedFederation

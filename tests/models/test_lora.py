@@ -17,7 +17,7 @@ from fedunfold.core.messages import OpenUpdates, TrainRequest
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.core.task import Task
-from fedunfold.data.federated import in_memory
+from fedunfold.data.datasets import in_memory
 from fedunfold.unfolding.adjoint import AdjointKind, unroll_and_grad
 from tests.support.transformers import SIDE, TOKENS, tiny_decoder, tiny_encoder, tiny_vit
 from tests.support.unrolled import Unrolled, gradients_of

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.messages import OuterLossResult
+from fedunfold.core.outcomes import OuterLossResult
 from fedunfold.core.run_result import RunResult
 from fedunfold.pretraining import federations, learner
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation

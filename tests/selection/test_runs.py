@@ -15,7 +15,8 @@ from fedunfold.config import Environment
 from fedunfold.core import rng
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import ClientMetrics, ClientUpdates, Evaluation, OpenUpdates
+from fedunfold.core.messages import ClientMetrics, ClientUpdates, OpenUpdates
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import KnownClients, Selection
 from fedunfold.core.run_result import RunResult
 from fedunfold.io.safetensors import read_tensors

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedunfold as fu
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList

@@ -7,7 +7,7 @@ import torch
 
 import fedunfold as fu
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.tracking import CallbackList
 from fedunfold.tracking.callback import Callback

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedunfold as fu
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.tracking import CallbackList
 from fedunfold.tracking.jsonl import JsonLines
 from tests.support.federations import tiny

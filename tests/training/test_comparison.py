@@ -12,7 +12,7 @@ import torch
 import fedunfold as fu
 from fedunfold.cli import console
 from fedunfold.config import Environment
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import group_runs

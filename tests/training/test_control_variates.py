@@ -16,7 +16,8 @@ from fedunfold.config import Environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import ClientUpdates, Evaluation, TrainRequest
+from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import OUTER_LOSSES, LocalOptimizer
 from fedunfold.local import accumulated, momentum, nova, prox, sgd
 from fedunfold.rules import (

@@ -10,7 +10,7 @@ import torch
 import fedunfold as fu
 from fedunfold.client_scores import HeldOut
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.report.grouping import group_runs

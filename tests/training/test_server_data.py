@@ -12,7 +12,7 @@ import fedunfold as fu
 from fedunfold.config import Environment
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.rules import fedlaw
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import BatchedRuns, ContractOnly, simulated, tiny

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import ClientUpdates, Evaluation
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import RoundDecision
 from fedunfold.core.run_result import RunResult
 from fedunfold.local import momentum, nova

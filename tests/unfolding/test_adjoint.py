@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, OuterLossResult, TrainRequest
+from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import OuterLossResult
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import nova

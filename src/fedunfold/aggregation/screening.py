@@ -37,7 +37,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import UpdateFilter
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, OpenUpdates, RejectedUpdate
+from fedunfold.core.messages import ClientUpdates, OpenUpdates
+from fedunfold.core.outcomes import RejectedUpdate
 
 DEVIATIONS = 3.5
 TIMES = 5.0

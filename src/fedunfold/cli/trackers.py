@@ -9,7 +9,7 @@ from rich.progress import TaskID
 
 from fedunfold.cli import console
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.registry import unknown
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, OuterLossResult, TrainRequest
+from fedunfold.core.messages import ClientInfo, ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import Evaluation, OuterLossResult
 from fedunfold.core.params import ParamLayout
 
 

@@ -216,3 +216,18 @@ def device_of(given: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device '{name}' cannot be used here; choose cpu, or cuda on a machine with one.") from error
     return device
+
+
+def checked_factory(model: object) -> ModelFactory | None:
+    """What a user gave as the model, where it builds one."""
+    if isinstance(model, nn.Module):
+        raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
+    if not (model is None or callable(model)):
+        raise InputError(f"the model is a function that builds one, such as `lambda: Net()`, not {model!r}.")
+    return model
+
+
+def full_precision(module: nn.Module) -> torch.dtype:
+    """The type that trained parameters are handed out in: the builder's, or float32 where that is half of it."""
+    built = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
+    return torch.promote_types(built, torch.float32)

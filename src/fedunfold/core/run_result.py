@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.outcomes import Evaluation, RejectedUpdate
 from fedunfold.core.own_layers import OwnEntries
 
 

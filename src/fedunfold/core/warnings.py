@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from fedunfold.core.messages import RejectedUpdate
+from fedunfold.core.outcomes import RejectedUpdate
 
 IN_A_ROW = 3  # rounds without participants are bad luck up to here
 COLLAPSED = 0.99  # of a round's weight on one client

@@ -3,7 +3,7 @@
 Each array comes with a name for messages, such as "x of client site-a" or "x_train in own.npz".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,3 +182,9 @@ def single(inputs: Inputs) -> Tensor:
 def call_model(module: Callable[..., object] | nn.Module, inputs: Inputs) -> object:
     """A model's outputs; tensors by name are passed by name."""
     return module(inputs) if isinstance(inputs, Tensor) else module(**inputs)
+
+
+def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
+    """The rows of all clients, one client after the other, in memory of their own."""
+    together = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+    return together.get("", together)

@@ -206,3 +206,10 @@ def _as_input(part: Tensor, *, keeps_integers: bool) -> Tensor:
     if keeps_integers:
         return part if part.dtype == torch.bool else part.long()
     return part.float() / 255 if part.dtype == torch.uint8 else part.float()
+
+
+def in_memory(inputs: Inputs | DatasetRows) -> Inputs:
+    """Inputs that are, refused where they are read from data sets."""
+    if isinstance(inputs, DatasetRows):
+        raise InputError("this needs samples in memory, and they are read from data sets; give arrays.")
+    return inputs

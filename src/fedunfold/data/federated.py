@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Arrays, Inputs, all_inputs, as_array, single, take, tensors
-from fedunfold.data.datasets import DatasetRows
+from fedunfold.data.datasets import DatasetRows, in_memory
 from fedunfold.io.limits import CLASSES
 from fedunfold.tasks.classification import Classification, class_numbers
 
@@ -97,7 +97,7 @@ class FederatedData:
         count, offsets = len(clients), _offsets([len(part) for part in targets[: len(clients)]])
 
         def joined(first: int, end: int) -> tuple[Inputs, Tensor]:
-            return _join(x[first:end]), torch.from_numpy(np.concatenate(targets[first:end]))
+            return joined(x[first:end]), torch.from_numpy(np.concatenate(targets[first:end]))
 
         own = None if server is None else joined(count + 1, count + 2)
         return cls(tuple(clients), *joined(0, count), offsets, *joined(count, count + 1), task, own)
@@ -341,19 +341,6 @@ def _classification(named: Mapping[str, np.ndarray], classes: int | None) -> Cla
         if values.ndim != 1:
             raise InputError(f"{name} has shape {values.shape}; give one label a row.")
     return Classification(1 + max(int(part.max()) for part in checked) if classes is None else classes)
-
-
-def _join(parts: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
-    """The rows of all clients, one client after the other, in memory of their own."""
-    joined = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
-    return joined.get("", joined)
-
-
-def in_memory(inputs: Inputs | DatasetRows) -> Inputs:
-    """Inputs that are, refused where they are read from data sets."""
-    if isinstance(inputs, DatasetRows):
-        raise InputError("this needs samples in memory, and they are read from data sets; give arrays.")
-    return inputs
 
 
 def _offsets(sizes: list[int]) -> tuple[int, ...]:

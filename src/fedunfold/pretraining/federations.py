@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
-from fedunfold.core.messages import ClientUpdates, Evaluation, OuterLossResult, TrainRequest
+from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import Evaluation, OuterLossResult
 from fedunfold.core.parts import ServerOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation

@@ -7,7 +7,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.settings import is_count
 from fedunfold.tracking.callback import Callback
 
@@ -25,7 +25,7 @@ class EarlyStopping(Callback):
         metric: What is watched, "loss" or "score", the task's primary metric in its own direction.
 
     >>> import fedunfold as fu
-    >>> from fedunfold.core.messages import Evaluation
+    >>> from fedunfold.core.outcomes import Evaluation
     >>> stopping = EarlyStopping(patience=2, metric="score")
     >>> [stopping.on_round_end("fedavg", 0, t, Evaluation(a, 1.0)) for t, a in enumerate([0.5, 0.6, 0.6, 0.59])]
     [False, False, False, True]

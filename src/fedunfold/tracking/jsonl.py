@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import finite
 from fedunfold.rules.learned import LearnedWeights

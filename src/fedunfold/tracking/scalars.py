@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking.callback import Callback

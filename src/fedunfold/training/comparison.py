@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import ACCURACY, PrimaryMetric, finite, words
 from fedunfold.core.text_table import TextTable

@@ -15,7 +15,8 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import ClientUpdates, Evaluation
+from fedunfold.core.messages import ClientUpdates
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import fingerprint
 from fedunfold.core.run_result import RunResult

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedunfold.config import Client, Environment
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import LocalOptimizer
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.task import Task

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.aggregation.server_round import ServerState
-from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.outcomes import Evaluation, RejectedUpdate
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.io.checkpoint import Checkpoint, Tensors

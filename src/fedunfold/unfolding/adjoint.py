@@ -1,9 +1,8 @@
 """The gradient of the outer loss in what was decided, by an adjoint: a backward pass without a graph over the rounds.
 
-A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), with weights, step size and momentum
-from a table, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or from a rule. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's
-step passes λ_{t+1}, times the model's scale, to w^(t), u_t and how far it is trusted (`ServerOptimizer.trusted_vjp`);
-u_t also gets β_{t+1} ū_{t+1}, and then
+A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), weights, step size and momentum being
+a table's, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or a rule's. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's step passes
+λ_{t+1}, times the model's scale, to w^(t), u_t and its trust (`trusted_vjp`); u_t also gets β_{t+1} ū_{t+1}, and then
 
     dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds took from memory)
     dL/ds_t = Σ_k α_k ⟨ū, m_k⟩  dL/dβ_t = ⟨ū, u_{t−1}⟩
@@ -12,9 +11,8 @@ u_t also gets β_{t+1} ū_{t+1}, and then
 `FirstOrder` leaves the Jacobians ∂Δ_k/∂w^(t) out, as the paper's code does by detaching the local gradients: one
 federated run plus T·K inner products. `Exact` has the clients compute them (`Federation.vjp`), which first order needs
 too, without curvature, where a local step depends on w itself, as with weight decay. What is stored is T models and the
-clients' updates (`update_store`), for `Exact` also control variates (`core.control`). Several runs, the samples of one
-outer step, are carried out together. A client that was rejected in a round is absent from it backward too. Who is sampled
-or rejected, what a rule read, the scale and control variates are constants.
+clients' updates (`update_store`), for `Exact` also control variates. Several runs, the samples of one outer step, are
+carried out together. Who is sampled or rejected, what a rule read, the scale and control variates are constants.
 """
 
 import math
@@ -33,7 +31,8 @@ from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import Metric, RejectedUpdate, TrainRequest
+from fedunfold.core.messages import Metric, TrainRequest
+from fedunfold.core.outcomes import RejectedUpdate
 from fedunfold.core.parts import OuterLoss, RoundDecision, RoundInfo, State
 from fedunfold.core.threading import threads_for
 from fedunfold.rules.rule import Weigh

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedunfold.core.algorithm import Algorithm, check_algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
-from fedunfold.core.messages import RejectedUpdate
+from fedunfold.core.outcomes import RejectedUpdate
 from fedunfold.core.params import fingerprint
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.core.settings import is_count

@@ -16,7 +16,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.params import ModelFactory, place_model
 from fedunfold.core.run_result import RunResult
 from fedunfold.data.arrays import take
-from fedunfold.data.federated import in_memory
+from fedunfold.data.datasets import in_memory
 from fedunfold.engines.flower import (
     FederationConfig,
     LocalClient,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedunfold.core.messages import Evaluation
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.engines.simulation import evaluation
 from fedunfold.engines.simulation.batching import MemorySamples
 from fedunfold.engines.simulation.kernels.base import Kernel

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from fedunfold.aggregation.server_round import ServerState
-from fedunfold.core.messages import Evaluation, RejectedUpdate
+from fedunfold.core.outcomes import Evaluation, RejectedUpdate
 from fedunfold.io.checkpoint import Checkpoint
 from fedunfold.training.state import RunState, load_states, save_states
 from tests.fuzz.judging import resealed, scratch, understood, written

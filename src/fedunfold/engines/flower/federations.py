@@ -25,7 +25,8 @@ from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Inputs, all_inputs, take
 from fedunfold.data.config import MemorySource
-from fedunfold.data.federated import FederatedData, in_memory
+from fedunfold.data.datasets import in_memory
+from fedunfold.data.federated import FederatedData
 from fedunfold.data.npz import read_npz
 from fedunfold.data.partitions import GivenPartition
 from fedunfold.engines.flower.local_client import LocalClient

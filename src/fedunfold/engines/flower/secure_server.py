@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import ClientUpdates, OuterLossResult, OuterTerms, TrainRequest
+from fedunfold.core.messages import ClientUpdates, OuterTerms, TrainRequest
+from fedunfold.core.outcomes import OuterLossResult
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.engines.flower.secagg.protocol import SummedMessage
 from fedunfold.engines.flower.secagg.server import Exchange, SumProtocol, SumResult, SumTerm

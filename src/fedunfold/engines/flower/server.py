@@ -18,7 +18,8 @@ from torch import Tensor
 from fedunfold.config import Environment
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, InputError
-from fedunfold.core.messages import ClientInfo, ClientUpdates, Evaluation, OuterLossResult, TrainRequest
+from fedunfold.core.messages import ClientInfo, ClientUpdates, TrainRequest
+from fedunfold.core.outcomes import Evaluation, OuterLossResult
 from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS

@@ -97,3 +97,10 @@ def _is_fused(kernel: MLPKernel, optimizer: LocalOptimizer, outer: OuterWeights 
     """Whether there is compiled code for a whole round, on a CPU or a GPU."""
     is_training_loss = outer is None or outer.loss.is_training_loss
     return optimizer.fused_mu is not None and is_training_loss and all(kernel.biased)
+
+
+def default_budget(device: torch.device) -> int:
+    """Bytes of iterates that the exact adjoint may store of one round: a quarter of a GPU's memory, or 768 MiB."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory // 4)
+    return 768 * 2**20

@@ -14,20 +14,15 @@ from fedunfold.config import Environment
 from fedunfold.config.model import model_factory
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import DivergenceError, InputError
-from fedunfold.core.messages import (
-    ClientInfo,
-    ClientMetrics,
-    ClientUpdates,
-    Evaluation,
-    OpenUpdates,
-    OuterLossResult,
-    TrainRequest,
-)
+from fedunfold.core.messages import ClientInfo, ClientMetrics, ClientUpdates, OpenUpdates, TrainRequest
+from fedunfold.core.outcomes import Evaluation, OuterLossResult
 from fedunfold.core.params import (
     ModelFactory,
+    checked_factory,
     copy_model,
     flatten_model,
     frozen_digest,
+    full_precision,
     load_model,
     place_model,
     seeded,
@@ -37,7 +32,7 @@ from fedunfold.core.server_data import ServerData
 from fedunfold.core.threading import threads_for
 from fedunfold.data.datasets import DatasetRows
 from fedunfold.data.federated import FederatedData
-from fedunfold.engines.simulation.backend import Backend
+from fedunfold.engines.simulation.backend import Backend, default_budget
 from fedunfold.engines.simulation.backends.cuda.jit import multiprocessors
 from fedunfold.engines.simulation.batching import BatchSampler, samples_of
 from fedunfold.engines.simulation.evaluation import ClientEvaluator, Evaluator
@@ -90,11 +85,11 @@ class SimulatedFederation:
         self.data = data = environment.load() if data is None else data
         self.device, self._dtype = torch.device(device), dtype
         samples = samples_of(data.inputs, data.y, self.device, dtype)
-        self._build = _checked(model) or model_factory(environment.model, data.features, data.task.num_outputs)
+        self._build = checked_factory(model) or model_factory(environment.model, data.features, data.task.num_outputs)
         built: object = seeded(self._build, environment.seed, "shape")
         if not isinstance(built, nn.Module):
             raise InputError(f"the function `model` must build a torch.nn.Module, not {type(built).__name__}.")
-        self._template = place_model(copy_model(built), torch.device("cpu"), _full_precision(built))
+        self._template = place_model(copy_model(built), torch.device("cpu"), full_precision(built))
         _, x, y = next(samples.pieces(np.arange(min(64, len(samples))), 64))
         kernel = choose_kernel(place_model(built, self.device, dtype), x, y, data, environment.batch_size)
         self.layout = kernel.layout
@@ -103,7 +98,7 @@ class SimulatedFederation:
         """Which path the model takes: `MLPKernel` or `ModuleKernel`."""
         # Threads that wait busily only stand in the way of one that keeps a GPU busy.
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        budget = _default_budget(self.device) if memory_budget is None else memory_budget
+        budget = default_budget(self.device) if memory_budget is None else memory_budget
         self._backend = Backend(kernel, samples, self.device, dtype, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
@@ -353,23 +348,3 @@ class SimulatedFederation:
 
     def _divergence(self, what: str, context: RoundContext) -> DivergenceError:
         return DivergenceError(f"round {context.request.round}: {what}; lower the learning rate (now {self.lr}).")
-
-
-def _checked(model: object) -> ModelFactory | None:
-    if isinstance(model, nn.Module):
-        raise InputError("pass a function that builds the model, such as `lambda: Net()`, not a built one.")
-    if not (model is None or callable(model)):
-        raise InputError(f"the model is a function that builds one, such as `lambda: Net()`, not {model!r}.")
-    return model
-
-
-def _full_precision(module: nn.Module) -> torch.dtype:
-    """The type that trained parameters are handed out in: the builder's, or float32 where that is half of it."""
-    built = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
-    return torch.promote_types(built, torch.float32)
-
-
-def _default_budget(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory // 4)
-    return 768 * 2**20

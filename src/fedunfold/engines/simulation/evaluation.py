@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.messages import Evaluation, TrainRequest
+from fedunfold.core.messages import TrainRequest
+from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.parts import OuterLoss
 from fedunfold.core.task import PrimaryMetric, Task
 from fedunfold.core.threading import threads_for
