@@ -35,6 +35,7 @@ class Contender(Settings):
         grid: Settings to choose among, as many for all methods at most.
         default: The settings without a choice; the literature's where it is empty.
         tuned_on: Records by which these were chosen once for all federations.
+        environment: Fields of the environment that are other for it, such as rows that the server gets of the clients'.
         vectors: Vectors of the model's size that a participating client receives and sends in a round.
     """
 
@@ -43,7 +44,11 @@ class Contender(Settings):
     grid: Annotated[tuple[str, ...], Field(max_length=GRID_SIZE)] = ()
     default: str = ""
     tuned_on: str = ""
+    environment: Mapping[str, Any] = Field(default_factory=dict)
     vectors: Count = 2
+
+    def __hash__(self) -> int:
+        return hash((self.base, self.parts, self.grid, self.default))
 
     def method(self, settings: str = "") -> Method:
         """It with these settings, ready to run or, without a rule, to learn weights.
@@ -64,7 +69,8 @@ class Contender(Settings):
         """
         rule = self.method(settings).rule
         learned = "" if rule is None else str(describe_rule(rule)["parameters"] or "")[:16]
-        return " ".join(f"{self.base} {self.parts} {settings} {learned}".split())
+        changes = " ".join(f"{name}={value}" for name, value in self.environment.items())
+        return " ".join(f"{self.base} {self.parts} {settings} {changes} {learned}".split())
 
     def about(self) -> dict[str, Any]:
         """It in plain values, for a page that is made from records alone."""

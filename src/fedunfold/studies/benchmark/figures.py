@@ -81,7 +81,9 @@ def curves(summary: Summary, kind: Kind) -> Figure:
     names = summary.environments
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.8), layout="constrained")
+    figure = Figure(
+        figsize=(4.2 * columns, 3.2 * rows + 0.25 * -(-len(summary.methods) // (2 * columns))), layout="constrained"
+    )
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):
         primary = summary.primary(name)
@@ -97,5 +99,7 @@ def curves(summary: Summary, kind: Kind) -> Figure:
         axes.set_axis_off()
     lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
     order = [method for method in summary.methods if method in lines]
-    figure.legend([lines[m] for m in order], order, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.legend(
+        [lines[m] for m in order], order, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=8
+    )
     return figure

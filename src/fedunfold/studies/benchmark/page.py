@@ -13,6 +13,7 @@ from fedunfold.studies.benchmark.markdown import by_method, spread, table
 from fedunfold.studies.benchmark.records import RunRecords
 from fedunfold.studies.benchmark.statistics import ALPHA
 from fedunfold.studies.benchmark.summary import KINDS, REFERENCE, Cell, Kind, Summary
+from fedunfold.studies.tables import markdown
 
 PAGE, RESULTS, RECORDS = "README.md", "results.json", "records"
 MARKS = {LEARNED: "§", "label counts": "†", "server data": "‡"}
@@ -38,7 +39,7 @@ def write_page(folder: Path) -> Path:
     page = _Page(summary)
     for kind in KINDS:
         if (ranking := summary.ranking(kind)) is not None:
-            title = f"{summary.about['name']}, {TITLES[kind]}: mean rank over {ranking['environments']} environments"
+            title = f"{summary.about['name']}, {TITLES[kind]}: mean ranks, environments: {ranking['environments']}"
             save(critical_difference_diagram(ranking, title), folder / f"ranks-{kind}.png")
     save(curves(summary, "chosen"), folder / "curves.png", dpi=90)
     document = json.dumps(summary.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -83,7 +84,7 @@ class _Page:
             cells = [name, own["description"] + (f" {own['notes']}" if own["notes"] else "")]
             cells += [str(own["clients"]) + (f", {cohort} a round" if cohort else ""), str(own["rounds"])]
             rows.append([*cells, " to ".join(map(str, sorted({min(trials), max(trials)}))) if trials else "–"])
-        lines.append(table(["environment", "what it is", "clients", "rounds", "trials"], rows))
+        lines.append(markdown(["environment", "what it is", "clients", "rounds", "trials"], rows))
         lines += [f"**Left out, {name}:** {own['left_out']}" for name, own in about["environments"].items()
                   if own["left_out"]]  # fmt: skip
         if about["without"]:
@@ -107,7 +108,7 @@ class _Page:
         return (
             f"## Mean ranks, {TITLES[kind]}\n\n{friedman}Mean ranks further apart than "
             f"{ranking['critical_difference']:.2f} differ significantly (Nemenyi, α = {ALPHA:g}, "
-            f"{ranking['environments']} environments).{unranked if ranking['unranked'] else ''}\n\n"
+            f"environments: {ranking['environments']}).{unranked if ranking['unranked'] else ''}\n\n"
             f"![Mean ranks; bars join methods that do not differ significantly](ranks-{kind}.png)\n\n"
             f"{table(['method', 'mean rank'], rows)}"
         )
@@ -145,7 +146,8 @@ class _Page:
         return (
             "## Wins, ties, losses\n\nOf the row's method against the column's, in environments, with settings chosen "
             f"here. A win has p ≤ {ALPHA:g} in the paired t-test over the trials, corrected after Holm for all pairs "
-            f"in the environment; without it there is a tie.\n\n{table(['method', *methods], rows)}"
+            f"in the environment; without it, or with fewer than three trials, there is a tie.\n\n"
+            f"{table(['method', *methods], rows)}"
         )
 
     def _speed(self) -> str:
@@ -188,7 +190,8 @@ class _Page:
 
         return (
             "## Fairness\n\nThe final model's score on every client's own training data: mean / mean of the worst "
-            f"tenth / standard deviation over the clients, with settings chosen here.\n\n{self._by_method('chosen', clients)}"
+            "tenth / standard deviation over the clients, with settings chosen here.\n\n"
+            f"{self._by_method('chosen', clients)}"
         )
 
     def _settings(self) -> str:
@@ -208,7 +211,7 @@ class _Page:
         times = "1 run" if trials == 1 else f"{trials} runs"
         return (
             f"## Settings\n\nEach setting of a grid was judged by {times} on a fifth "
-            f"of every client's rows, held out of training.{nothing}\n\n{table(heads, rows)}"
+            f"of every client's rows, held out of training.{nothing}\n\n{markdown(heads, rows)}"
         )
 
     def _price(self) -> str:

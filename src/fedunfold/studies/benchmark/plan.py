@@ -119,10 +119,10 @@ class Plan:
     def trial_runs(self, records: RunRecords) -> Iterator[BenchmarkRun]:
         """The runs that methods are judged by."""
         for name, venue in self.venues.items():
-            settings = {
-                label: (one.default, choose(records, name, label, one.about(), self.suite.tuning_trials))
-                for label, one in self.contenders.items()
-            }
+            settings = {}
+            for label, one in self.contenders.items():
+                chosen = choose(records, name, label, one.about(), self.suite.tuning_trials)
+                settings[label] = (one.default, one.default if chosen is None else chosen)
             trials = self.trials or venue.place.trials or self.suite.trials
             yield from self._runs(name, settings, trials, tuning=False)
 
@@ -148,8 +148,9 @@ class Plan:
                     )
 
 
-def choose(records: RunRecords, environment: str, label: str, about: Mapping[str, Any], trials: int) -> str:
-    """The settings with the best mean on validation rows; of equal ones the first in the grid.
+def choose(records: RunRecords, environment: str, label: str, about: Mapping[str, Any], trials: int) -> str | None:
+    """The settings with the best mean on validation rows, of equal ones the first in the grid; None while runs that
+    this is decided by have no record.
 
     Args:
         records: The records.
@@ -157,17 +158,12 @@ def choose(records: RunRecords, environment: str, label: str, about: Mapping[str
         label: What the method is called.
         about: The method (`Contender.about`).
         trials: How many runs each setting is judged by.
-
-    Raises:
-        InputError: A run that this is decided by has no record.
     """
     grid: list[str] = about["grid"]
     if len(grid) < 2:
         return grid[0] if grid else str(about["default"])
     means = tuning_means(records, environment, label, about, trials)
-    if len(means) < len(grid):
-        raise InputError(f"{environment}: the settings of {label} are not chosen yet; run the benchmark again.")
-    return max(grid, key=lambda settings: means[settings])
+    return None if len(means) < len(grid) else max(grid, key=lambda settings: means[settings])
 
 
 def tuning_means(

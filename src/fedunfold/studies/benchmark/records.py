@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
@@ -114,12 +114,6 @@ class RunRecords:
         name = re.sub(r"[^\w.=,+-]", "_", settings) or "as-it-is"
         name = name if len(name) <= 100 else f"{name[:80]}-{sha256(settings.encode()).hexdigest()[:12]}"
         return self.folder / environment / method / name
-
-    def all(self) -> Iterator[RunRecord]:
-        """Every record, in an order that does not depend on when they were made."""
-        for file in sorted(self.folder.glob("*/*/*/*-*.json")):
-            if re.fullmatch(rf"({TRIAL}|{TUNING})-[0-9]+", file.stem) and (found := self._read(file)) is not None:
-                yield found
 
     def begin(self, suite: Mapping[str, Any], same: Mapping[str, Mapping[str, Any]]) -> None:
         """Say what the records belong to, and refuse to mix in others.

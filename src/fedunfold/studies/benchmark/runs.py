@@ -4,11 +4,12 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,17 +99,17 @@ class BenchmarkRun:
             FedunfoldError: It failed; the message names it.
         """
         try:
-            federation, began = self._federation(device), time.monotonic()
-            made = self._made(federation, records, on_part)
+            began = time.monotonic()
+            made = self._made(records, device, on_part)
             seconds = round((time.monotonic() - began) / len(made), 3)
             for record in made:
                 records.save(replace(record, seconds=seconds))
         except FedunfoldError as error:
             raise FedunfoldError(f"{self.name}: {error}") from error
 
-    def _federation(self, device: str) -> SimulatedFederation:
+    def _federation(self, device: str, changes: Mapping[str, Any] | None = None) -> SimulatedFederation:
         draw = self.trials[0] if self.place.redraw else 0
-        return _built(self.place.model_dump_json(), self.folder, draw, self.tuning, device)
+        return _built(self.place.model_dump_json(), json.dumps(changes), self.folder, draw, self.tuning, device)
 
     @property
     def _method(self) -> Method:
@@ -123,8 +124,14 @@ class BenchmarkRun:
         described = self.contender.described(self.settings)
         return records.find(self.environment, self.label, self.settings, run, described)
 
-    def _made(self, federation: SimulatedFederation, records: RunRecords, on_part: OnPart) -> Sequence[RunRecord]:
-        described = self.contender.described(self.settings)
+    def _made(self, records: RunRecords, device: str, on_part: OnPart) -> Sequence[RunRecord]:
+        described, refused, changes = self.contender.described(self.settings), "", dict(self.contender.environment)
+        try:
+            federation = self._federation(device, changes)
+        except InputError as error:
+            if not changes:
+                raise
+            federation, refused = self._federation(device), str(error)
         metric = PrimaryMetric.of(federation.data.task)
         blank = [
             RunRecord(
@@ -139,6 +146,8 @@ class BenchmarkRun:
             )
             for run in self.runs
         ]
+        if refused:
+            return [replace(record, ended=refused, refused=True) for record in blank]
         method = ready = self._method
         if method.rule is None:
             learned = self._learned(federation, method, records, lambda part: on_part(0.5 * part))
@@ -286,6 +295,7 @@ def fairness(scores: Sequence[float], *, greater_is_better: bool = True) -> dict
 
 
 @lru_cache(maxsize=2)
-def _built(place: str, folder: Path, draw: int, tuning: bool, device: str) -> SimulatedFederation:
+def _built(place: str, changes: str, folder: Path, draw: int, tuning: bool, device: str) -> SimulatedFederation:
     """The federation, made where the run is: a job that held its data would be heavy to hand over and to store."""
-    return Place(**json.loads(place)).case(folder, draw, tuning=tuning).federation(0, device_of(device))
+    case = Place(**json.loads(place)).case(folder, draw, tuning=tuning, changes=json.loads(changes))
+    return case.federation(0, device_of(device))

@@ -114,7 +114,8 @@ def critical_difference(methods: int, environments: int, alpha: float = ALPHA) -
 
 
 def paired_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the paired t-test that the mean difference is 0; 1 where nothing can be tested.
+    """Two-sided p of the paired t-test that the mean difference is 0; 1 for fewer than three differences, because two
+    that happen to be equal would prove anything.
 
     Trials are paired: the same initial model, minibatches and absences. With five trials Wilcoxon's test could not come
     below p = 0.06 whatever the differences, so it is no choice here.
@@ -122,7 +123,7 @@ def paired_p(differences: Sequence[float]) -> float:
     >>> round(paired_p([1.0, 2.0, 3.0]), 4)  # t = 2/(1/√3) = 3.464
     0.0742
     """
-    if len(differences) < 2:
+    if len(differences) < 3:
         return 1.0
     mean, sd = fmean(differences), stdev(differences)
     if sd == 0:

@@ -41,7 +41,9 @@ class Place(Settings):
     choose_by: str | None = None
     notes: str = ""
 
-    def case(self, folder: Path, trial: int, *, tuning: bool = False) -> StudyCase:
+    def case(
+        self, folder: Path, trial: int, *, tuning: bool = False, changes: Mapping[str, Any] | None = None
+    ) -> StudyCase:
         """What a run trains on and is tested on.
 
         Args:
@@ -49,12 +51,13 @@ class Place(Settings):
             trial: Which trial.
             tuning: Whether settings are chosen by it: rows that clients hold out of training then stand in the place of
                 the test set.
+            changes: Fields that are other for a method.
 
         Raises:
             InputError: There is no such environment, or a change does not fit.
         """
         own = folder / self.environment if self.environment.endswith(".toml") else self.environment
-        env = environment(own).replace(**self.changes)
+        env = environment(own).replace(**{**self.changes, **(changes or {})})
         if self.redraw:
             if not hasattr(env.partition, "seed"):
                 raise InputError(f"environment {env.name}: its partition draws nothing; leave `redraw` out.")

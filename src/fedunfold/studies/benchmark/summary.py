@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedunfold.core.errors import InputError
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.studies.benchmark.contenders import table_order
 from fedunfold.studies.benchmark.plan import choose, tuning_means
@@ -131,6 +130,7 @@ class Summary:
         self.about = records.suite()
         self._records = records
         self._methods: Mapping[str, Mapping[str, Any]] = self.about["methods"]
+        self._chosen: dict[tuple[str, str], str | None] = {}
         self._cells: dict[tuple[Kind, str, str], Cell] = {}
         for environment in self.about["environments"]:
             worst = self._worst(environment)
@@ -170,10 +170,10 @@ class Summary:
         about = self._methods[method]
         if kind == "default":
             return str(about["default"])
-        try:
-            return choose(self._records, environment, method, about, self.about["tuning_trials"])
-        except InputError:
-            return None
+        if (environment, method) not in self._chosen:
+            trials = self.about["tuning_trials"]
+            self._chosen[environment, method] = choose(self._records, environment, method, about, trials)
+        return self._chosen[environment, method]
 
     def tuning(self, environment: str, method: str) -> dict[str, float]:
         """What each setting reached on validation rows."""
@@ -278,6 +278,8 @@ class Summary:
                 "megabytes": cell.megabytes,
                 "clients": cell.clients,
                 "curve": cell.curve,
+                "ended": sorted({record.ended for record in cell.records if record.ended}),
+                "warnings": sorted({line for record in cell.records for line in record.warnings}),
             }
         return found
 
