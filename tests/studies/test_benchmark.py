@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from fedunfold.studies.benchmark.plan import Plan, carry_out
 from fedunfold.studies.benchmark.records import RunRecord, RunRecords
 from fedunfold.studies.benchmark.suites import TUNING_DRAWS, Place, Suite, find_suite, suite_names
 from fedunfold.studies.benchmark.summary import Cell, Summary
+from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import method_names
+from fedunfold.unfolding import learn
 
 SMALL = Place(environment="digits-label-skew", changes={"name": "small", "rounds": 2})
 FEDAVG = Contender(base="fedavg", grid=("server=sgd:lr=1", "server=sgd:lr=2"), default="server=sgd:lr=1")
@@ -133,16 +136,14 @@ def test_a_redrawn_place_has_other_clients_in_every_trial_and_others_to_choose_b
 def test_settings_are_chosen_without_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a tuning run is tested on are rows of the clients on which nobody trains in that run."""
     seen: list[tuple[str, SimulatedFederation]] = []
-    real = runs_module.run_rounds
 
     def watched(federation: SimulatedFederation, rule: Any, rounds: int, runs: Sequence[str], **more: Any) -> Any:
         seen.extend((run, federation) for run in runs)
-        return real(federation, rule, rounds, runs, **more)
+        return run_rounds(federation, rule, rounds, runs, **more)
 
     monkeypatch.setattr(runs_module, "run_rounds", watched)
     learner = Contender(base="duw-fedavg", grid=("outer_lr=0.01", "outer_lr=0.02"))
     learned_on: list[SimulatedFederation] = []
-    learn = runs_module.learn
 
     def watched_learn(federation: SimulatedFederation, *given: Any, **more: Any) -> Any:
         learned_on.append(federation)
@@ -260,6 +261,43 @@ def test_an_environment_without_its_data_is_left_out_with_the_reason(tmp_path: P
     assert "**Left out, elsewhere:**" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     with pytest.raises(InputError, match=r"no environment of suite small can be run: .*nowhere\.npz"):
         Plan.of(small_suite(missing), Path(), {"fedavg": FEDAVG})
+
+
+def test_a_method_may_have_an_environment_of_its_own(tmp_path: Path) -> None:
+    """As one that reads rows of the server; where these cannot be had it is refused, and the others go on."""
+    slower = FEDAVG.model_copy(update={"environment": {"lr": 0.001}})
+    lost = FEDAVG.model_copy(update={"environment": {"lr": -1.0}})
+    carried_out(tmp_path, small_suite(), {"fedavg": FEDAVG, "slower": slower, "lost": lost})
+    found = results(tmp_path)["environments"]["small"]["methods"]
+    assert found["slower"]["default"]["mean"] < found["fedavg"]["default"]["mean"]
+    assert "field lr" in found["lost"]["refused"]
+
+
+def test_runs_that_a_gpu_carries_out_together_are_those_of_a_run_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three trials in one job, two at a time; where one diverges they are made one by one."""
+    monkeypatch.setattr(SimulatedFederation, "max_parallel_runs", 2)
+    alone, together = RunRecords(tmp_path / "alone"), RunRecords(tmp_path / "together")
+    parts: list[float] = []
+    for settings in ("server=sgd:lr=1", "server=sgd:lr=1e30"):
+        for records, groups in ((alone, [(0,), (1,), (2,)]), (together, [(0, 1, 2)])):
+            for trials in groups:
+                run = runs_module.BenchmarkRun("small", SMALL, Path(), "fedavg", FEDAVG, settings, trials, tuning=False)
+                assert not run.done(records)
+                run.run(records, "cpu", parts.append)
+                assert run.done(records)
+        for trial in range(3):
+            own, other = (
+                records.find("small", "fedavg", settings, f"trial-{trial}", FEDAVG.described(settings))
+                for records in (alone, together)
+            )
+            assert own is not None and other is not None
+            assert replace(own, seconds=0) == replace(other, seconds=0)
+            assert own.diverged == settings.endswith("1e30")
+    assert max(parts) == 1.0
+    plan = Plan.of(small_suite(trials=3), Path(), {"fedavg": FEDAVG}, device="cuda")
+    assert [run.trials for run in plan.trial_runs(alone)] == [(0, 1, 2)]
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

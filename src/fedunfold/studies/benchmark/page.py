@@ -200,7 +200,10 @@ class _Page:
             about = self._of.method(method)
             if not about["grid"]:
                 continue
-            source = about["tuned_on"] or "the literature"
+            tuned_on = about["tuned_on"]
+            source = (
+                f"{tuned_on} drawn federations" if tuned_on else "the suite" if about["default"] else "the literature"
+            )
             default = f"{about['default'] or 'as it is'} ({source})"
             chosen = [self._of.settings("chosen", name, method) or "–" for name in self._of.environments]
             rows.append([method, " · ".join(about["grid"]), default, *chosen])
