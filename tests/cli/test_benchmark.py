@@ -71,6 +71,14 @@ def test_a_suite_of_ones_own_end_to_end(fedunfold: Command, suite: Path) -> None
     assert again.json["computed"] == 0
 
 
+def test_it_is_repeated_from_its_folder(fedunfold: Command, suite: Path) -> None:
+    assert fedunfold("benchmark", suite, "--out", "out", "--trials", 1, "--processes", 1).code == 0
+    again = fedunfold("repeat", "out", "--out", "again", "--format", "json")
+    assert again.code == 0, again.err
+    assert again.json["different"] == [] and again.json["same"]
+    assert Path("again/results.json").read_bytes() == Path("out/results.json").read_bytes()
+
+
 def test_the_page_is_made_again_from_the_records_alone(
     fedunfold: Command, suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Suites, methods and runs of a benchmark: what is run on what, what is recorded, what is said of it."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedunfold.config import environment
 from fedunfold.core.errors import InputError
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import read_record
@@ -74,6 +76,18 @@ def test_the_suites_are_those_that_were_asked_for() -> None:
     natural = {place.environment: place for place in find_suite("natural")[0].environments}
     assert natural["shakespeare"].trials == 3
     assert natural["shakespeare"].case(Path(), 0).env.rounds <= 30
+
+
+def test_the_suite_that_the_page_shows_can_be_run(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmarking.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "hospitals.toml").write_text(environment("digits-flaky").to_toml(), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(shown, encoding="utf-8")
+    suite, folder = find_suite(str(tmp_path / "mine.toml"))
+    plan = Plan.of(suite, folder, contenders(suite.methods, suite.contenders))
+    assert list(plan.venues) == ["digits-flaky", "digits-dirichlet"]
+    assert set(plan.contenders) == {"fedavg", "fedadam", "fedunfold", "halved"}
+    assert len(list(plan.tuning_runs())) == 2 * 2 * (5 + 5 + 2)
 
 
 def test_every_method_chooses_among_as_many_settings() -> None:

@@ -21,6 +21,7 @@ def _bundled(incomplete: str) -> list[str]:
 
 
 def benchmark(
+    context: typer.Context,
     suite: Annotated[str, typer.Argument(metavar="SUITE", autocompletion=_bundled)],
     out: opt.Folder = None,
     methods: Annotated[str | None, typer.Option(metavar="NAMES")] = None,
@@ -35,6 +36,7 @@ def benchmark(
     """Compare methods on a suite of environments, with settings chosen on validation rows; resumes where it stopped.
 
     Args:
+        context: The command that was typed.
         suite: paper, natural, cross-device, devices, demo (digits, minutes), or a .toml file of your own.
         out: Folder for records and results; by default runs/benchmark-SUITE.
         methods: Names, separated by commas; by default the suite's, else all that a benchmark knows.
@@ -45,9 +47,10 @@ def benchmark(
     """
     import torch
 
+    from fedunfold.cli.context import run_spec
     from fedunfold.core.params import device_of
     from fedunfold.io.atomic import FolderLock, remove_stale_temp_files
-    from fedunfold.runs.folder import make_writable
+    from fedunfold.runs.folder import make_writable, write_settings
     from fedunfold.studies.benchmark.contenders import contenders
     from fedunfold.studies.benchmark.page import RECORDS, RESULTS, write_page
     from fedunfold.studies.benchmark.plan import Plan, carry_out
@@ -83,6 +86,8 @@ def benchmark(
                 except KeyboardInterrupt:
                     raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
         file = write_page(folder)
+        if not page:
+            write_settings(folder, run_spec(context), threads=1, files=[RESULTS])
     seconds = time.monotonic() - began
     if output == "json":
         found = {"page": str(file), "results": str(folder / RESULTS), "computed": made, "seconds": seconds}
