@@ -402,6 +402,8 @@ def test_wins_ties_and_losses_by_hand(tmp_path: Path, monkeypatch: pytest.Monkey
     wins = Summary(records).wins("chosen")
     assert wins["a"] == {"b": [1, 1, 0], "c": [1, 1, 0]}
     assert wins["b"] == {"a": [0, 1, 1], "c": [0, 2, 0]}
+    assert Summary(records).means("chosen")["a"] == {"b": [1, 0], "c": [1, 0]}
+    assert Summary(records).means("chosen")["c"] == {"a": [0, 1], "b": [1, 0]}  # 81.03 against 81
     ranking = Summary(records).ranking("chosen")
     assert ranking is not None
     assert ranking["mean_ranks"] == {"a": 1.5, "b": 2.5, "c": 2.0}  # (1, 3, 2) and three times 55

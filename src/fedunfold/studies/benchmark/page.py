@@ -137,16 +137,19 @@ class _Page:
         return "\n\n".join(parts)
 
     def _wins(self) -> str:
-        wins, methods = self._of.wins("chosen"), self._of.methods
+        wins, means, methods = self._of.wins("chosen"), self._of.means("chosen"), self._of.methods
         if len(methods) < 2:
             return ""
-        rows = [
-            [self._labels[a], *("" if a == b else "/".join(map(str, wins[a][b])) for b in methods)] for a in methods
-        ]
+
+        def cell(a: str, b: str) -> str:
+            return "" if a == b else f"{'/'.join(map(str, wins[a][b]))} ({':'.join(map(str, means[a][b]))})"
+
+        rows = [[self._labels[a], *(cell(a, b) for b in methods)] for a in methods]
         return (
             "## Wins, ties, losses\n\nOf the row's method against the column's, in environments, with settings chosen "
             f"here. A win has p ≤ {ALPHA:g} in the paired t-test over the trials, corrected after Holm for all pairs "
-            f"in the environment; without it, or with fewer than three trials, there is a tie.\n\n"
+            f"in the environment; without it, or with fewer than three trials, there is a tie. In brackets, in how "
+            f"many environments the mean alone is better and worse.\n\n"
             f"{table(['method', *methods], rows)}"
         )
 

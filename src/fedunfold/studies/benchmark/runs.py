@@ -99,8 +99,9 @@ class BenchmarkRun:
             FedunfoldError: It failed; the message names it.
         """
         try:
+            federation, refused = self._entered(device)
             began = time.monotonic()
-            made = self._made(records, device, on_part)
+            made = self._made(federation, refused, records, on_part)
             seconds = round((time.monotonic() - began) / len(made), 3)
             for record in made:
                 records.save(replace(record, seconds=seconds))
@@ -124,14 +125,20 @@ class BenchmarkRun:
         described = self.contender.described(self.settings)
         return records.find(self.environment, self.label, self.settings, run, described)
 
-    def _made(self, records: RunRecords, device: str, on_part: OnPart) -> Sequence[RunRecord]:
-        described, refused, changes = self.contender.described(self.settings), "", dict(self.contender.environment)
+    def _entered(self, device: str) -> tuple[SimulatedFederation, str]:
+        """The federation, and why the method cannot have its own environment there."""
+        changes = dict(self.contender.environment)
         try:
-            federation = self._federation(device, changes)
+            return self._federation(device, changes), ""
         except InputError as error:
             if not changes:
                 raise
-            federation, refused = self._federation(device), str(error)
+            return self._federation(device), str(error)
+
+    def _made(
+        self, federation: SimulatedFederation, refused: str, records: RunRecords, on_part: OnPart
+    ) -> Sequence[RunRecord]:
+        described = self.contender.described(self.settings)
         metric = PrimaryMetric.of(federation.data.task)
         blank = [
             RunRecord(

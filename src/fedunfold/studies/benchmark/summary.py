@@ -238,6 +238,18 @@ class Summary:
                 found[b][a][2 - outcome] += 1
         return found
 
+    def means(self, kind: Kind) -> dict[str, dict[str, list[int]]]:
+        """Of every pair in how many environments the first's final mean score is better, and in how many worse."""
+        found = {a: {b: [0, 0] for b in self.methods if b != a} for a in self.methods}
+        for environment in self.environments:
+            for a, b in combinations(self.methods, 2):
+                differences = self._differences(kind, environment, a, b)
+                gain = fmean(differences) if differences else 0.0
+                if gain:
+                    found[a][b][gain < 0] += 1
+                    found[b][a][gain > 0] += 1
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """All of it in plain values, without how long anything took: the same runs give the same bytes."""
         document: dict[str, Any] = {"suite": self.about["name"], "environments": {}}
@@ -253,6 +265,7 @@ class Summary:
         }
         document["ranking"] = {kind: self.ranking(kind) for kind in KINDS}
         document["wins_ties_losses"] = {kind: self.wins(kind) for kind in KINDS}
+        document["better_worse"] = {kind: self.means(kind) for kind in KINDS}
         document["uses"] = {method: self._methods[method]["uses"] for method in self.methods}
         rounded: dict[str, Any] = _rounded(document)
         return rounded
