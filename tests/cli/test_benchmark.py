@@ -178,7 +178,7 @@ def test_names_that_nobody_has(fedunfold: Command, suite: Path) -> None:
         ('name = "x"\n[[environments]]\nenvironment = "mnist-9"', ["unknown environment 'mnist-9'"]),
         ('name = "x"\n[[environments]]\nenvironment = "gone.toml"', ["gone.toml", "does not exist"]),
         (SUITE.replace("rounds = 3", "rounds = 0"), ["field rounds: must be at least 1"]),
-        (SUITE.replace("rounds = 3", "turns = 3"), ["field turns: is not a known field"]),
+        (SUITE.replace("rounds = 3", "turns = 3"), ["environments.0.changes: turns is no field of an environment"]),
         (SUITE.replace('"fedadam"]', '"fedadamm"]'), ["unknown method 'fedadamm'", "did you mean"]),
         (SUITE.replace("sgd:lr=2", "sdg:lr=2"), ["method fedavg: unknown server optimiser 'sdg'"]),
         (SUITE.replace("server=sgd:lr=2", "serve=sgd:lr=2"), ["cannot read the setting 'serve=sgd:lr=2'"]),

@@ -13,8 +13,9 @@ import torch
 
 from fedunfold.config import environment
 from fedunfold.core.errors import InputError
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
-from fedunfold.io.checkpoint import read_record
+from fedunfold.io.checkpoint import read_record, write_record
 from fedunfold.studies.benchmark import runs as runs_module
 from fedunfold.studies.benchmark.contenders import LEARNED, Contender, contenders, table_order
 from fedunfold.studies.benchmark.page import write_page
@@ -325,6 +326,9 @@ def test_a_damaged_record_and_one_of_other_settings_are_made_again(tmp_path: Pat
     file.write_text(content.replace("trial-1", "trial-7"))
     carried_out(tmp_path, small_suite(), {"fedavg": FEDAVG})
     assert (tmp_path / "results.json").read_bytes() == before
+    write_record(file, {**read_record(file, set()), "scores": "high"})
+    carried_out(tmp_path, small_suite(), {"fedavg": FEDAVG})
+    assert (tmp_path / "results.json").read_bytes() == before
     changed = FEDAVG.model_copy(update={"parts": "absent=keep"})
     carried_out(tmp_path, small_suite(), {"fedavg": changed})
     assert read_record(file, {"described"})["described"] == "fedavg absent=keep server=sgd:lr=1"
@@ -362,7 +366,7 @@ def test_records_hold_no_time_that_the_results_depend_on(tmp_path: Path) -> None
 
 
 def record(run: int, scores: list[float], **more: Any) -> RunRecord:
-    metric = {"name": "accuracy", "greater_is_better": True, "percentages": ["accuracy"]}
+    metric = PrimaryMetric()
     given: dict[str, Any] = {"participations": [3] * len(scores), "parameters": 250_000}
     return RunRecord("e", "m", "", "m", f"trial-{run}", metric, scores, **given | more)
 
@@ -394,7 +398,7 @@ def test_wins_ties_and_losses_by_hand(tmp_path: Path, monkeypatch: pytest.Monkey
         for run, trial in zip(self.runs, self.trials, strict=True):
             score = finals[self.environment][self.label][trial]
             described = self.contender.described("")
-            metric = {"name": "accuracy", "greater_is_better": True, "percentages": ["accuracy"]}
+            metric = PrimaryMetric()
             records.save(RunRecord(self.environment, self.label, "", described, run, metric, [score], parameters=1))
 
     monkeypatch.setattr(runs_module.BenchmarkRun, "run", given)

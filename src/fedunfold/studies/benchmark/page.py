@@ -203,12 +203,12 @@ class _Page:
             about = self._of.method(method)
             if not about["grid"]:
                 continue
-            tuned_on = about["tuned_on"]
-            source = (
-                f"{tuned_on} drawn federations" if tuned_on else "the suite" if about["default"] else "the literature"
-            )
+            source = "the suite" if about["default"] else "the literature"
+            if about["tuned_on"]:
+                source = f"{about['tuned_on']} drawn federations"
             default = f"{about['default'] or 'as it is'} ({source})"
-            chosen = [self._of.settings("chosen", name, method) or "–" for name in self._of.environments]
+            cells = [self._of.cell("chosen", name, method) for name in self._of.environments]
+            chosen = ["–" if cell is None else cell.settings for cell in cells]
             rows.append([method, " · ".join(about["grid"]), default, *chosen])
         heads = ["method", "grid", "chosen beforehand, by", *(f"chosen in {name}" for name in self._of.environments)]
         trials = self._of.about["tuning_trials"]

@@ -5,10 +5,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import PrimaryMetric
@@ -52,7 +53,7 @@ class RunRecord:
     settings: str
     described: str
     run: str
-    metric: Mapping[str, Any]
+    metric: PrimaryMetric
     scores: list[float] = field(default_factory=list)
     judged: float | None = None
     participations: list[int] = field(default_factory=list)
@@ -64,10 +65,6 @@ class RunRecord:
     refused: bool = False
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    @cached_property
-    def primary(self) -> PrimaryMetric:
-        return PrimaryMetric(**{**self.metric, "percentages": frozenset(self.metric["percentages"])})
 
     @property
     def diverged(self) -> bool:
@@ -82,6 +79,9 @@ class RunRecord:
     def validated(self) -> float:
         """What its settings are judged by; of a run that diverged the least there is."""
         return -math.inf if self.judged is None else self.judged
+
+
+_VALIDATED = TypeAdapter(RunRecord)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RunRecords:
     def save(self, record: RunRecord) -> None:
         """Write a record, in the place of one of the same run."""
         file = self.place(record.environment, record.method, record.settings) / f"{record.run}.json"
-        write_record(file, asdict(record))
+        write_record(file, {**asdict(record), "metric": record.metric.describe()})
 
     def place(self, environment: str, method: str, settings: str) -> Path:
         """The folder of a method's runs with these settings; its name can be a file's on every system."""
@@ -158,8 +158,8 @@ class RunRecords:
         names = {one.name for one in fields(RunRecord)}
         try:
             found = read_record(file, names)
-            return RunRecord(**{name: found[name] for name in names})
-        except DamagedError:
+            return _VALIDATED.validate_python({name: found[name] for name in names})
+        except (DamagedError, ValidationError):
             log.warning("record %s is damaged; it is made again.", file)
             file.unlink()
             return None

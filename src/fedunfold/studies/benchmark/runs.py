@@ -147,7 +147,7 @@ class BenchmarkRun:
                 self.settings,
                 described,
                 run,
-                metric.describe(),
+                metric,
                 vectors=self.contender.vectors,
                 parameters=len(federation.initial_model(run)),
             )
@@ -201,7 +201,7 @@ class BenchmarkRun:
         self, record: RunRecord, federation: SimulatedFederation, method: Method, result: RunResult
     ) -> RunRecord:
         """The record of a run that ended."""
-        metric, last = record.primary, result.evaluations[-1]
+        metric, last = record.metric, result.evaluations[-1]
         scores = [round(metric.factor() * score, DIGITS) for score in result.scores]
         if not all(map(math.isfinite, scores)):
             return replace(record, ended="a score was not a finite number.")

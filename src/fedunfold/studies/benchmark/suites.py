@@ -6,9 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from fedunfold.config import environment
+from fedunfold.config import Environment, environment
 from fedunfold.config.fields import Name
 from fedunfold.core.errors import InputError
 from fedunfold.core.registry import unknown
@@ -40,6 +40,13 @@ class Place(Settings):
     redraw: bool = False
     choose_by: str | None = None
     notes: str = ""
+
+    @field_validator("changes")
+    @classmethod
+    def _are_fields(cls, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        if unknown := [name for name in changes if name not in Environment.model_fields]:
+            raise ValueError(f"{unknown[0]} is no field of an environment; remove it or correct its name")
+        return changes
 
     def case(
         self, folder: Path, trial: int, *, tuning: bool = False, changes: Mapping[str, Any] | None = None

@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def primary(self) -> PrimaryMetric:
-        return self.records[0].primary
+        return self.records[0].metric
 
     @property
     def diverged(self) -> int:
@@ -321,7 +321,7 @@ class Summary:
             for settings in about["described"]
             for record in self._trials(environment, method, settings, about)
         ]
-        if not known or known[0].primary.greater_is_better:
+        if not known or known[0].metric.greater_is_better:
             return 0.0
         return max((score for record in known for score in record.scores), default=0.0)
 
