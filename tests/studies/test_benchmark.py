@@ -16,6 +16,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import read_record, write_record
+from fedunfold.rules.rule import RULES
 from fedunfold.studies.benchmark import runs as runs_module
 from fedunfold.studies.benchmark.contenders import LEARNED, Contender, contenders, table_order
 from fedunfold.studies.benchmark.page import write_page
@@ -112,10 +113,22 @@ def test_absent_clients_are_dropped_by_all_but_those_that_bring_something() -> N
     assert rule.method().algorithm.absent == "remember", "a shipped rule keeps what it is for"
 
 
-def test_methods_say_what_they_are_given_more() -> None:
+def test_methods_say_what_they_are_given_more(monkeypatch: pytest.MonkeyPatch) -> None:
     known = contenders()
     assert known["fedavg"].uses == frozenset()
-    assert known["duw-fedavg"].uses == known["fedunfold-table"].uses == {LEARNED}
+    assert known["duw-fedavg"].uses == {LEARNED}
+    assert known["fedunfold-table"].uses == {LEARNED, "label counts"}, "its outer loss is the balanced one"
+
+    class Proxied:
+        name = "proxied"
+        required_metrics: frozenset[Any] = frozenset()
+        uses = frozenset({"server data"})
+
+        def __call__(self, report: Any, state: Any) -> Any:
+            return report.num_examples / report.num_examples.sum(), state
+
+    monkeypatch.setitem(RULES._own, "proxied", Proxied)
+    assert Contender(base="proxied-fedavg").uses == {"server data"}
 
 
 def test_settings_are_parts_of_a_method() -> None:

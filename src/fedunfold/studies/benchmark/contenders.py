@@ -37,6 +37,7 @@ class Contender(Settings):
         default: The settings without a choice; the literature's where it is empty.
         gain: By how many points these are better than FedAvg where they were chosen.
         tuned_on: On how many drawn federations they were chosen, once for all; 0 for none.
+        given: What it is given beside what every method has, where its rule does not say so itself.
         environment: Fields of the environment that are other for it, such as rows that the server gets of the clients'.
         vectors: Vectors of the model's size that a participating client receives and sends in a round.
     """
@@ -47,6 +48,7 @@ class Contender(Settings):
     default: str = ""
     gain: float = 0.0
     tuned_on: Natural = 0
+    given: tuple[str, ...] = ()
     environment: Mapping[str, Any] = Field(default_factory=dict)
     vectors: Count = 2
 
@@ -82,9 +84,9 @@ class Contender(Settings):
 
     @property
     def uses(self) -> frozenset[str]:
-        """What it is given beside what every method has: what its rule says, and weights of its own."""
+        """What it is given beside what every method has: what the entry and its rule say, and weights of its own."""
         rule = self.method().rule
-        return frozenset({LEARNED}) if rule is None else frozenset(getattr(rule, "uses", ()))
+        return frozenset(self.given) | ({LEARNED} if rule is None else frozenset(getattr(rule, "uses", ())))
 
 
 @lru_cache(maxsize=256)
