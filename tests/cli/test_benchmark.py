@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,17 @@ def test_it_is_repeated_from_its_folder(fedunfold: Command, suite: Path) -> None
     assert again.code == 0, again.err
     assert again.json["different"] == [] and again.json["same"]
     assert Path("again/results.json").read_bytes() == Path("out/results.json").read_bytes()
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(
+    fedunfold: Command, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedunfold.cli.benchmark.REPORT_SECONDS", 0.0)
+    ended = fedunfold("benchmark", suite, "--out", "out", "--processes", 1)
+    assert ended.code == 0
+    said = ended.err.splitlines()
+    assert re.fullmatch(r"choosing settings: \d+ % done, about \d+ min left; now digits-label-skew: fedavg .*", said[0])
+    assert re.match(r"trials: 100 % done, about 0 min left", said[-1])
 
 
 def test_the_page_is_made_again_from_the_records_alone(

@@ -1,7 +1,9 @@
 """`fedunfold benchmark`: methods beside each other, with settings chosen by the same budget."""
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,9 @@ from fedunfold.cli import Stopped, console
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import InputError
 
+REPORT_SECONDS = 60.0
+log = logging.getLogger(__name__)
+
 
 def _bundled(incomplete: str) -> list[str]:
     """Names for the shell to complete; files are completed by the shell itself."""
@@ -18,6 +23,22 @@ def _bundled(incomplete: str) -> list[str]:
 
     folder = resources.files("fedunfold") / "studies" / "benchmark" / "suites"
     return sorted(name for file in folder.iterdir() if (name := file.name.removesuffix(".toml")).startswith(incomplete))
+
+
+def _reporter(bars: Any, title: str, todo: Sequence[Any]) -> Callable[[str, float], None]:
+    """What is told how far a phase is: a bar, or where there is no terminal a line a minute."""
+    total, began = sum(run.cost for run in todo), time.monotonic()
+    bar, done, said = bars.add_task(title, total=total, note=""), 0.0, began
+
+    def report(name: str, cost: float) -> None:
+        nonlocal done, said
+        done, now = done + cost, time.monotonic()
+        bars.update(bar, advance=cost, note=name)
+        if not console.err.is_terminal and now - said >= REPORT_SECONDS and done > 0:
+            said, left = now, (now - began) * (total / done - 1) / 60
+            log.info("%s: %.0f %% done, about %.0f min left; now %s", title, 100 * done / total, left, name)
+
+    return report
 
 
 def benchmark(
@@ -76,13 +97,8 @@ def benchmark(
         if not page:
             workers = processes or (torch.get_num_threads() if device == "cpu" else 1)
             with console.progress() as bars:
-
-                def phase(title: str, todo: Sequence[Any]) -> Any:
-                    bar = bars.add_task(title, total=sum(run.cost for run in todo), note="")
-                    return lambda name, cost: bars.update(bar, advance=cost, note=name)
-
                 try:
-                    made = carry_out(plan, records, workers, phase)
+                    made = carry_out(plan, records, workers, partial(_reporter, bars))
                 except KeyboardInterrupt:
                     raise Stopped(f"stopped; the same command resumes from the records in {records.folder}.") from None
         file = write_page(folder)
