@@ -189,6 +189,18 @@ def pretraining(
     _present(found, pretraining_page(found), page, output)
 
 
+@app.command(epilog="Example: python -m benchmarks defaults --out runs/defaults --processes 8")
+def defaults(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records, from which it resumes.")],
+    federations: Annotated[int, typer.Option(min=1, help="How many are drawn.")] = 96,
+    processes: Annotated[int, typer.Option(min=1, help="Runs made at a time.")] = 1,
+) -> None:
+    """What methods of `fedunfold benchmark` are run with where nothing is chosen for the federation itself."""
+    from benchmarks.defaults import choose_defaults
+
+    choose_defaults(out, federations, processes, typer.echo)
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """A bar on a terminal that shows what is being measured."""

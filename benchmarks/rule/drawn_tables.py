@@ -8,8 +8,10 @@ from benchmarks.held_out import ORDER
 from benchmarks.rule.entrants import FEATURES, RULE
 from benchmarks.rule.records import Record
 from benchmarks.rule.sections import BAD, COMPLETE, SECTIONS
-from benchmarks.rule.statistics import TIE, clustered, interval, percentile, win_rate
-from benchmarks.rule.view import Bar, Part, View, in_order, spread, table
+from benchmarks.rule.statistics import TIE, clustered, percentile, win_rate
+from benchmarks.rule.view import Bar, Part, View, in_order
+from fedunfold.studies.benchmark.markdown import spread, table
+from fedunfold.studies.benchmark.statistics import interval
 
 ENOUGH_ROWS = 1000
 WIN_BAR = 0.85

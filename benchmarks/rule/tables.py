@@ -9,8 +9,10 @@ from typing import Any
 from benchmarks.rule.entrants import RULE
 from benchmarks.rule.records import Record
 from benchmarks.rule.sections import GRID, KEPT, NATURAL, SECTIONS, mean_gains
-from benchmarks.rule.statistics import interval, rounds_to
-from benchmarks.rule.view import Bar, Part, View, by_method, in_order, spread, table
+from benchmarks.rule.statistics import part_of_rounds
+from benchmarks.rule.view import Bar, Part, View, in_order
+from fedunfold.studies.benchmark.markdown import by_method, spread, table
+from fedunfold.studies.benchmark.statistics import interval
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
 LEARNED_HERE = "digits-label-skew"
@@ -60,7 +62,7 @@ def paper(records: Sequence[Record]) -> Part:
                 bars.append(Bar(text, found.mean >= 0))
                 numbers[environment][f"mean over {rival}"] = found.as_json()
     parts = {
-        environment: rounds_to(view.curve(environment, RULE), view.curve(environment, KEPT)[-1])
+        environment: part_of_rounds(view.curve(environment, RULE), view.curve(environment, KEPT)[-1])
         for environment in environments
         if {RULE, KEPT} <= set(view.methods(environment)) and environment != LEARNED_HERE
     }

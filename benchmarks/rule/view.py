@@ -1,16 +1,13 @@
 """Records of a section as the tables need them: scores by federation and method, paired differences, the best rival."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from benchmarks.rule.entrants import RULE
 from benchmarks.rule.records import Record
-from benchmarks.rule.statistics import Interval, interval
-
-Rows = Sequence[Sequence[str]]
+from fedunfold.studies.benchmark.statistics import Interval, interval
 
 
 @dataclass(frozen=True)
@@ -116,31 +113,6 @@ class View:
         rival = self.best_rival(environment)
         gains = self.gains(environment, RULE, rival)
         return (rival, interval(gains)) if gains else None
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard deviation; a dash for nothing."""
-    if not values:
-        return "–"
-    if not all(map(math.isfinite, values)):
-        return "diverged"
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-
-
-def table(heads: Sequence[str], rows: Rows) -> str:
-    """A Markdown table: the first column is of words, the others of numbers."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def by_method(
-    environments: Sequence[str], methods: Sequence[str], cell: Callable[[str, str], str], first: str = "method"
-) -> str:
-    """A table with a row for each method and a column for each federation; methods nobody ran are left out."""
-    rows = [[method, *(cell(environment, method) for environment in environments)] for method in methods]
-    return table([first, *environments], [row for row in rows if set(row[1:]) != {"–"}])
 
 
 def in_order(found: Iterable[str], order: Iterable[str]) -> list[str]:

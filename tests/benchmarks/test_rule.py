@@ -17,7 +17,7 @@ from benchmarks.rule.records import Record, Records
 from benchmarks.rule.responses import responses
 from benchmarks.rule.runs import Job, carry_out
 from benchmarks.rule.sections import GRID, KEPT, SECTIONS, choice
-from benchmarks.rule.statistics import clustered, interval, percentile, rounds_to, win_rate
+from benchmarks.rule.statistics import clustered, part_of_rounds, percentile, win_rate
 from benchmarks.rule.view import View
 from numpy.random import default_rng
 from typer.testing import CliRunner
@@ -30,6 +30,7 @@ from fedunfold.pretraining.learner import Pretraining, pretrain
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
 from fedunfold.rules.rule_file import save_rule
 from fedunfold.rules.unfolded import PrivateRule, UnfoldedRule, initial_parameters
+from fedunfold.studies.benchmark.statistics import interval
 
 SCORES = [50.0, 60.0, 70.0]
 
@@ -66,8 +67,8 @@ def test_trials_of_one_federation_count_as_one() -> None:
 def test_ties_count_half_and_the_median_of_rounds_counts_never_as_one() -> None:
     assert win_rate([0.26, 0.25, -0.25, -0.26]) == 0.5
     assert win_rate([3.0, 0.0]) == 0.75
-    assert rounds_to([1.0, 3.0, 2.0, 4.0], 3.0) == 0.5
-    assert rounds_to([1.0, 2.0], 2.5) == 1.0
+    assert part_of_rounds([1.0, 3.0, 2.0, 4.0], 3.0) == 0.5
+    assert part_of_rounds([1.0, 2.0], 2.5) == 1.0
     assert percentile([0.0, 10.0, 20.0], 5) == pytest.approx(1.0)
 
 

@@ -39,6 +39,7 @@ PAGES = [
 ONLY_READ = {
     "data features": "needs a folder of images and a backbone",
     "reproduce": "takes minutes to hours",
+    "benchmark": "takes minutes to hours",
     "pretrain": "takes hours",
     "learn digits-label-skew --device cuda": "needs a GPU",
     "compare mnist-2": "needs MNIST and a GPU",

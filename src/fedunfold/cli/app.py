@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedunfold.cli import Stopped
+from fedunfold.cli.benchmark import benchmark
 from fedunfold.cli.commands import CommandGroup
 from fedunfold.cli.compare import compare, demo
 from fedunfold.cli.data import app as data
@@ -50,6 +51,7 @@ app.example("fedunfold predict runs/sites new-patients.csv --out predictions.csv
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
+app.example("fedunfold benchmark demo --methods fedavg,fedadam,fedunfold")(benchmark)
 app.example("fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.example("fedunfold repeat runs/demo")(repeat)
 app.example("fedunfold theory runs/demo")(theory)

@@ -21,7 +21,7 @@ def repeat(
     """Run a finished run again into a new folder, and say whether the same bytes came out (exit code 0) or not (1).
 
     Args:
-        run: A folder that learn, run, compare, reproduce or pretrain left.
+        run: A folder that learn, run, compare, reproduce, benchmark or pretrain left.
         out: Folder for the run again; a new one of runs/.
     """
     from contextlib import redirect_stdout
@@ -75,7 +75,11 @@ def _command_line(run: Path, settings: "RunManifest") -> list[str]:
                 line.append(text)
             else:
                 line += [name] if single is True else [name, text]
-    return line if settings.command in ("reproduce", "pretrain") else [*line, "--threads", str(settings.threads)]
+    return (
+        line
+        if settings.command in ("reproduce", "benchmark", "pretrain")
+        else [*line, "--threads", str(settings.threads)]
+    )
 
 
 def _found(run: Path, entry: "InputFile") -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedunfold.core.errors import InputError
 from fedunfold.core.rng import generator
 from fedunfold.core.task import Task
-from fedunfold.data.arrays import Arrays, Inputs, all_inputs, as_array, single, take, tensors
+from fedunfold.data.arrays import Arrays, Inputs, all_inputs, as_array, joined, single, take, tensors
 from fedunfold.data.datasets import DatasetRows, in_memory
 from fedunfold.io.limits import CLASSES
 from fedunfold.tasks.classification import Classification, class_numbers
@@ -96,11 +96,11 @@ class FederatedData:
         targets = [task.check_targets(values, name) for name, values in y.items()]
         count, offsets = len(clients), _offsets([len(part) for part in targets[: len(clients)]])
 
-        def joined(first: int, end: int) -> tuple[Inputs, Tensor]:
+        def rows_of(first: int, end: int) -> tuple[Inputs, Tensor]:
             return joined(x[first:end]), torch.from_numpy(np.concatenate(targets[first:end]))
 
-        own = None if server is None else joined(count + 1, count + 2)
-        return cls(tuple(clients), *joined(0, count), offsets, *joined(count, count + 1), task, own)
+        own = None if server is None else rows_of(count + 1, count + 2)
+        return cls(tuple(clients), *rows_of(0, count), offsets, *rows_of(count, count + 1), task, own)
 
     @classmethod
     def from_datasets(

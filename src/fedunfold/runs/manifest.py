@@ -37,7 +37,7 @@ class RunManifest(Record):
         files: Names of the files that the run left.
     """
 
-    command: Literal["demo", "learn", "run", "compare", "reproduce", "pretrain"]
+    command: Literal["demo", "learn", "run", "compare", "reproduce", "benchmark", "pretrain"]
     arguments: dict[str, Value | list[Value]]
     inputs: tuple[InputFile, ...]
     machine: dict[str, Any]

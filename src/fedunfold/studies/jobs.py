@@ -1,7 +1,7 @@
 """One piece of work of a study: learn a row's weights, or run one of its trials."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,13 +12,11 @@ from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.checkpoint import remove_checkpoint
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.studies.cases import StudyCase, local_steps
+from fedunfold.studies.processes import OnPart
 from fedunfold.studies.records import StudyRecords
 from fedunfold.studies.rows import StudyRow
 from fedunfold.training.loop import run_rounds
 from fedunfold.unfolding import learn
-
-OnPart = Callable[[float], None]
-"""Called with the fraction of a job that is done."""
 
 
 @dataclass(frozen=True)

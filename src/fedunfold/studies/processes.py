@@ -10,19 +10,40 @@ import queue
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fedunfold.core.errors import FedunfoldError
 from fedunfold.core.processes import start_worker
 from fedunfold.core.threading import threads_for
-from fedunfold.studies.jobs import Job, OnPart
-from fedunfold.studies.records import StudyRecords
 
+OnPart = Callable[[float], None]
+"""Called with the fraction of a job that is done."""
 OnProgress = Callable[[str, float], None]
 """Called with the name of a job and the cost of what was done of it since the last time."""
+Records = TypeVar("Records", contravariant=True)
 
 
-def run_jobs(todo: Sequence[Job], records: StudyRecords, device: str, processes: int, on_progress: OnProgress) -> None:
+class Job(Protocol[Records]):
+    """A piece of work, in plain data that can be handed to another process."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, in any unit."""
+
+    def ready(self, records: Records) -> bool:
+        """Whether the weights that it needs exist."""
+
+    def run(self, records: Records, device: str, on_part: OnPart) -> None:
+        """Do it and save the record; a FedunfoldError names it."""
+
+
+def run_jobs(
+    todo: Sequence[Job[Records]], records: Records, device: str, processes: int, on_progress: OnProgress
+) -> None:
     """Run all jobs; one waits for the weights it needs.
 
     Args:
@@ -43,7 +64,9 @@ def run_jobs(todo: Sequence[Job], records: StudyRecords, device: str, processes:
         _run_apart(todo, records, device, min(processes, len(todo)), on_progress)
 
 
-def _run_apart(todo: Sequence[Job], records: StudyRecords, device: str, count: int, on_progress: OnProgress) -> None:
+def _run_apart(
+    todo: Sequence[Job[Records]], records: Records, device: str, count: int, on_progress: OnProgress
+) -> None:
     # A fresh interpreter each: a fork of a process that has used threads can hang.
     context = multiprocessing.get_context("spawn")
     inbox, outbox = context.SimpleQueue(), context.Queue()
@@ -91,11 +114,11 @@ def _next_message(outbox: Any, workers: Sequence[BaseProcess]) -> tuple[str, flo
             return message
 
 
-def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
+def _work(inbox: Any, outbox: Any, records: Any, device: str) -> None:
     """What a worker does until it is ended."""
     start_worker()
     while True:
-        job: Job = inbox.get()
+        job: Job[Any] = inbox.get()
         try:
             job.run(records, device, _in_costs(job, lambda name, part: outbox.put((name, part, False))))
             outbox.put((job.name, 0.0, True))
@@ -103,7 +126,7 @@ def _work(inbox: Any, outbox: Any, records: StudyRecords, device: str) -> None:
             outbox.put((job.name, 0.0, str(error)))
 
 
-def _in_costs(job: Job, on_progress: OnProgress) -> OnPart:
+def _in_costs(job: Job[Any], on_progress: OnProgress) -> OnPart:
     """From "this part is done" to "this much was done since"."""
     cost, before = job.cost, 0.0
 

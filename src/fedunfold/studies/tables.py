@@ -8,8 +8,8 @@ from importlib import resources
 
 import numpy as np
 
-from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.studies.cases import StudyCase
+from fedunfold.studies.costs import Costs, learning_costs
 from fedunfold.studies.records import CaseRecords, Trial, curves
 from fedunfold.studies.rows import RATE_ROUNDS, StudyRow
 from fedunfold.studies.theory.formulas import weight_variances
@@ -44,7 +44,6 @@ PUBLISHED_MNIST = {
 }
 MILESTONES = dict.fromkeys(("dogs-a", "dogs-b", "dogs-a-held-out", "dogs-b-held-out"), (75, 80, 82))
 """Accuracies, in percent, whose first round is shown."""
-BYTES_PER_NUMBER = 4
 
 
 def comparison(seen: CaseRecords) -> str:
@@ -72,14 +71,9 @@ def comparison(seen: CaseRecords) -> str:
 
 
 def price(case: StudyCase, row: StudyRow, trials: Sequence[Trial]) -> tuple[float, float, float]:
-    """(rounds, client steps, megabytes sent) of one run, including those of learning its weights.
+    """(rounds, client steps, megabytes sent) of one run, including those of learning its weights (`learning_costs`).
 
-    A participating client receives and sends one model a round. An outer iteration adds the final evaluation: every
-    client receives w^(T), passes once over its data, and sends a gradient. Unless the outer loss is one of the final
-    evaluation alone, an absent client does the same with w^(t), and with the first-order adjoint a participating one
-    also sends its outer gradient, where that is not read off its model (balanced, mse, prox). The exact adjoint goes
-    through every round once more: a participating client receives w^(t) and an adjoint, sends an adjoint, and makes
-    three steps' work of one (the replay, and a Hessian-vector product worth two).
+    A participating client receives and sends one model a round.
 
     Args:
         case: What it was run on.
@@ -90,20 +84,15 @@ def price(case: StudyCase, row: StudyRow, trials: Sequence[Trial]) -> tuple[floa
     env, data = case.env, case.load()
     dimension = (math.prod(data.x.shape[1:]), *env.model.hidden, data.classes)
     numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(dimension))
-    rounds, steps, sent = mean["rounds"], mean["client_steps"], 2 * mean["participations"]
+    run = Costs(mean["rounds"], mean["client_steps"], mean["participations"], 2 * mean["participations"])
+    before = Costs(0, 0, 0, 0)
     if row.learning is not None:
-        outer, exact = OUTER_LOSSES.make(row.learning.outer), row.learning.adjoint == "exact"
-        runs = row.learning.iterations * row.learning.num_samples
-        evaluation = sum(-(-size // env.batch_size) for size in data.sizes)
-        if not outer.only_final:
-            absences = mean["rounds"] * len(data.sizes) - mean["participations"]
-            steps += runs * absences * evaluation / len(data.sizes)
-            carried = exact or (outer.is_training_gradient and row.method.algorithm.local.fused_mu == 0)
-            sent += runs * (2 * absences + (0 if carried else mean["participations"]))
-        rounds += runs * mean["rounds"] * (2 if exact else 1)
-        steps += runs * (mean["client_steps"] * (4 if exact else 1) + evaluation)
-        sent += runs * (mean["participations"] * (5 if exact else 2) + 2 * len(data.sizes))
-    return rounds, steps, sent * numbers * BYTES_PER_NUMBER / 1e6
+        before = learning_costs(env, data.sizes, row.method.algorithm, row.learning, run)
+    return (
+        run.rounds + before.rounds,
+        run.steps + before.steps,
+        run.megabytes(numbers) + before.megabytes(numbers),
+    )
 
 
 def largest_fall(trials: Sequence[Trial]) -> float:

@@ -1,8 +1,8 @@
 """The gradient of the outer loss in what was decided, by an adjoint: a backward pass without a graph over the rounds.
 
-A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), weights, step size and momentum being
-a table's, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or a rule's. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's step passes
-λ_{t+1}, times the model's scale, to w^(t), u_t and its trust (`trusted_vjp`); u_t also gets β_{t+1} ū_{t+1}, and then
+A round's direction is u_t = s_t Σ_k α_k m_k + β_t u_{t−1} (`aggregation.absent`), with weights, step and momentum of a
+table, Θ_k^(t) = θ_{t,k}² / Σ_l θ_{t,l}², or of a rule. With λ_t = dL/dw^(t) and ū_t = dL/du_t, the server's step passes
+λ_{t+1}, times the model's scale, to w^(t), u_t and its trust (`trusted_vjp`); u_t also gets β_{t+1} ū_{t+1}. Then
 
     dL/dα_k = s_t ⟨ū, m_k⟩      q_k = dL/dΔ_k = s_t α_k ū   (+ what later rounds took from memory)
     dL/ds_t = Σ_k α_k ⟨ū, m_k⟩  dL/dβ_t = ⟨ū, u_{t−1}⟩

@@ -7,6 +7,7 @@ from typing import Protocol
 
 NAMES = (
     "environment_toml",
+    "suite_toml",
     "own_npz",
     "features_npz",
     "features_safetensors",
@@ -17,6 +18,7 @@ NAMES = (
     "run_folder",
     "assignment_json",
     "reproduction_records",
+    "benchmark_records",
     "partial_features",
     "flower_messages",
     "flower_arrays",

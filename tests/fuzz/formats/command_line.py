@@ -107,7 +107,7 @@ def _elsewhere(arguments: list[str]) -> bool:
 
 def fuzz(data: bytes) -> bool:
     arguments = os.fsdecode(data.replace(b"\0", b"")).split("\n")
-    if arguments[0] in ("reproduce", "demo", "data"):
+    if arguments[0] in ("reproduce", "benchmark", "demo", "data"):
         return False  # these do hours of work, or none without files
     if _elsewhere(arguments):
         return False  # whoever says so may write there, but not a test
