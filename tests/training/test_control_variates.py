@@ -23,7 +23,6 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.local import feddyn, prox, scaffold, sgd
 from fedunfold.rules import WeightingRule, size, uniform
-from fedunfold.server import adam
 from fedunfold.tasks import regression
 from fedunfold.training.loop import run_rounds
 from tests.support.control_variates import FullBatches
@@ -281,18 +280,6 @@ def test_running_statistics_have_no_control_variates(tmp_path: Path, local: Cont
         assert layout.params(saved[name]).any()
     start = simulated(env, build).initial_model(RUN)
     assert not torch.equal(layout.buffers(result.model), layout.buffers(start))
-
-
-@both
-def test_under_an_adaptive_server_and_with_updates_remembered(local: ControlledOptimizer) -> None:
-    """Remembered updates enter the direction and not the control variates."""
-    env = full_batches(rounds=2, seed=7)
-    federation = simulated(env, softmax_regression)
-    algorithm = Algorithm(local, adam(0.05), absent="remember")
-    result = run_one(federation, uniform(), 2, algorithm=algorithm)
-    assert result.model.isfinite().all()
-    plain = run_one(federation, uniform(), 2, algorithm=Algorithm(sgd(), adam(0.05), absent="remember"))
-    assert not torch.allclose(result.model, plain.model)
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------

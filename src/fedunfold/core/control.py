@@ -31,7 +31,7 @@ class Control:
     Attributes:
         shared: s, [d].
         own: s_k by the client's index, of those that have taken part; empty where clients keep theirs themselves.
-        rounds: The last round that each client's update entered, by its index: which s_k it goes on from.
+        rounds: The last round that each client's update entered, by its index: which s_k it begins from.
     """
 
     shared: Tensor

@@ -100,7 +100,7 @@ def test_one_that_has_lost_it_is_named_and_goes_on_from_zero(
 
     with caplog.at_level(logging.WARNING, "fedunfold"):
         found, start = run(env, grid, local, restart)
-    lost = "client b took part before and has lost its control variate since; it went on from zero"
+    lost = "client b took part before and has lost its control variate since; it began again from zero"
     assert caplog.messages == [f"round 2: {lost}"]
     assert_same(found.model, transcribed(env, local, start, found.participated, forgets={(2, 1)})[0])
     whole, _ = run(env, grid_of(env), local)

@@ -1,6 +1,6 @@
 """A client's control variates (`core.control`), which stay with it from round to round in its Flower context.
 
-With every message the server names the last round that the client's update entered; the client goes on from what it
+With every message the server names the last round that the client's update entered; the client begins from what it
 stored after training in that round. Later ones belong to updates that were rejected or lost on the way. So the same
 message may come twice, and a server may resume a run from the round before. The exact adjoint meets all rounds again,
 for which all of them are kept until the next run by which weights are learned.
@@ -56,9 +56,7 @@ def with_control(
                 f"{before}; learn again."
             )
         return reply
-    goes_backward = instruction.outer is not None and instruction.curvature
-    needed = range(0 if goes_backward else before, before + 1)
-    kept = {name: stored[name] for t in needed if (name := _entry(instruction, t)) in stored}
+    kept = {name: array for name, array in stored.items() if _is_needed(name, instruction, before)}
     kept[_entry(instruction, instruction.round)] = Array(reply.arrays[CONTROL].numpy())
     state[record] = ArrayRecord(kept)
     shown = {name: array for name, array in reply.arrays.items() if name != CONTROL}
@@ -72,3 +70,10 @@ def _record(instruction: TrainInstruction) -> str:
 
 def _entry(instruction: TrainInstruction, t: int) -> str:
     return f"{instruction.run}:{t}"
+
+
+def _is_needed(entry: str, instruction: TrainInstruction, before: int) -> bool:
+    """Whether a message to come may name it: what it begins from now, or what the exact adjoint comes back to."""
+    run, _, t = entry.rpartition(":")
+    goes_backward = instruction.outer is not None and instruction.curvature
+    return run == instruction.run and (int(t) <= before if goes_backward else int(t) == before)

@@ -149,7 +149,7 @@ class RemoteFederation:
         replies = self._request("train", request, self._recipients(request), rejected=rejected)
         for client_id, reply in replies.items():
             if reply.metrics.get(LOST):
-                about = "took part before and has lost its control variate since; it went on from zero"
+                about = "took part before and has lost its control variate since; it began again from zero"
                 log.warning("round %d: client %s %s", request.round, client_id, about)
         return self._merge(request, replies, rejected)
 
