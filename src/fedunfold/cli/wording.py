@@ -6,7 +6,7 @@ FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
-        *("event", "time"),
+        *("categorical", "event", "id", "missing_indicators", "positive", "time"),
         *("jobs", "kl_weight", "label", "methods", "model", "num_samples", "only", "out", "overwrite", "partitioner"),
         *("resume", "rounds", "task", "test", "threads", "tie_rounds", "update_storage"),
     )
