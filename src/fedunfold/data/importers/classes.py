@@ -75,7 +75,9 @@ class Classes:
             InputError: The labels are measurements, ids or all the same, or classes are spelled in several ways.
         """
         made = cls((), integers=all(map(INTEGER.fullmatch, labels)))
-        where = {made.name_of(text): place for text, place in reversed(list(labels.items()))}
+        where: dict[str, str] = {}
+        for text, place in labels.items():
+            where.setdefault(made.name_of(text), place)
         _refuse_measurements(labels, column)
         if not categorical:
             _refuse_what_is_no_class(where, column, made.integers, rows)
