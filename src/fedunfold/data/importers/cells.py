@@ -1,6 +1,6 @@
 """What a cell says: nothing, a number, or a text."""
 
-import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,14 +54,14 @@ def is_number(text: str) -> bool:
 
 
 def alike_spellings(texts: Sequence[str]) -> list[list[str]]:
-    """Groups of texts that differ by case or blanks only.
+    """Groups of texts that differ by case, blanks or how letters are encoded only.
 
     >>> alike_spellings(["Yes", "no", "YES", "ST-T  wave", "st-t wave "])
     [['Yes', 'YES'], ['ST-T  wave', 'st-t wave ']]
     """
     groups: dict[str, list[str]] = {}
     for text in texts:
-        groups.setdefault(re.sub(r"\s+", " ", text).strip().casefold(), []).append(text)
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", text).casefold().split()), []).append(text)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -76,13 +76,15 @@ class Scan:
         self.filled += int(numbers.notna().sum()) + len(others)
         self.count += len(others)
         self.others += [Cell(table, line, text) for line, text in others[:LISTED].items()][: LISTED - len(self.others)]
+        different = others.value_counts(sort=False)  # in the order of their first cells
         if len(self.different) <= FEW:
-            self.different.update(numbers.dropna().unique()[: FEW + 1].tolist(), others.unique()[: FEW + 1].tolist())
+            self.different.update(numbers.dropna().unique()[: FEW + 1].tolist(), different.index[: FEW + 1])
         for form, pattern in FORMS.items() if len(others) else ():
-            found = others[others.str.fullmatch(pattern)]
+            found = different[different.index.str.fullmatch(pattern)]
             if len(found):
-                count, first = self.forms.get(form, (0, Cell(table, found.index[0], found.iloc[0])))
-                self.forms[form] = count + len(found), first
+                line = (others == found.index[0]).idxmax()
+                count, first = self.forms.get(form, (0, Cell(table, line, found.index[0])))
+                self.forms[form] = count + int(found.sum()), first
 
     def part(self, form: str) -> float:
         """The part of the filled cells that has a form."""

@@ -155,7 +155,7 @@ class CsvTable:
                     "in or take out what is too few or too many, and put quotes around a cell that has the separator "
                     "in it."
                 )
-            if [cell.strip() for cell in cells] == list(self.columns):
+            if cells[0].strip() == self.columns[0] and tuple(map(str.strip, cells)) == self.columns:
                 raise InputError(f"{self.name}, line {line}: is the header once more; delete the line.")
             lines.append(line)
             if line > first:

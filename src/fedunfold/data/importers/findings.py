@@ -45,7 +45,9 @@ def look_at_columns(frames: Frames, texts: Mapping[str, Sequence[str]]) -> Itera
         columns = {key: frame[name] for key, frame in frames.items()}
         if cells.nunique() == 1 and not (choices and cells.isna().any()):
             value = cells.dropna().iloc[0]
-            yield Finding("constant", f"column {name} is {_shown(value)} in all rows and says nothing; `drop` it.")
+            yield Finding(
+                "constant", f"column {name} is {_shown(value)} in all filled rows and says nothing; `drop` it."
+            )
             continue
         yield from _gaps(name, columns)
         if choices:
@@ -86,6 +88,8 @@ def _numbers(name: str, cells: "Series", columns: "Mapping[str, Series]") -> Ite
         what = f"column {name} has dates written as numbers, such as {filled.iloc[0]:.0f}"
         yield Finding("dates", f"{what}; write days since a fixed day instead, or `drop` it.")
     yield from _codes(name, filled)
+    if filled.nunique() <= FEW:  # a code and no measurement: one site may well have one value alone
+        return
     medians = {key: float(own.median()) for key, own in columns.items() if own.notna().sum() >= ENOUGH}
     for key, median in medians.items():
         own = columns[key].dropna()
@@ -123,7 +127,8 @@ def _codes(name: str, filled: "Series") -> Iterator[Finding]:
         count = int((filled == value).sum())
         rest = filled[filled != value]
         if count > 1 and len(rest) and CODES.fullmatch(f"{value:g}"):
-            beyond = rest.min() >= 0 if value < 0 else (rest.max() > 1 and value >= 2 * rest.max())
+            signs = value == -1 and rest.nunique() <= FEW  # -1 and 1 are a code themselves
+            beyond = rest.min() >= 0 and not signs if value < 0 else value >= 2 * rest.max() > 2
             if beyond:
                 what = f"column {name} has {value:g} in {count} cells, far from all others"
                 yield Finding("code", f"{what}; leave the cells empty if it stands for a missing number.")

@@ -105,6 +105,8 @@ def encode(
     else:
         if positive is not None:
             raise InputError(f"`positive` is about two classes and not about {task.name}; leave it out.")
+        for name in {*targets} & {*categorical}:
+            raise InputError(f"`categorical`: {name} is what {task.name} predicts, a number; leave it out.")
         found, groups = (), partial(strata, task=task)
         read = partial(read_targets, columns=targets, task=task)
     rows = {key: (frame, read(frame, table=clients[key].name)) for key, frame in frames.items()}
