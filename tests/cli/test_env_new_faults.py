@@ -68,6 +68,13 @@ def test_findings_are_said_once_and_are_in_json(fedunfold: Command, spoiled: Spo
     assert "1 of 120" in again.json["findings"][0]["message"]
 
 
+def test_a_table_of_another_format_is_not_passed_over(fedunfold: Command, spoiled: Spoiled) -> None:
+    folder = spoiled(lambda files: None)
+    (folder / "zürich.csv").rename(folder / "zürich.tsv")
+    made = fedunfold("env", "new", "sites")
+    assert made.code == 0 and "zürich.tsv does not end in .csv and was left out" in made.err
+
+
 def test_many_findings_are_cut(fedunfold: Command, spoiled: Spoiled) -> None:
     def constants(files: Hospitals) -> None:
         for c in range(25):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedunfold.config import Client
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.csv import CsvTable, Table, guess_label, scan_tables
 from fedunfold.data.importers.imported import ImportedData, client_keys, write_npz
@@ -308,6 +309,9 @@ def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
 
 def test_names_make_keys() -> None:
     assert client_keys({"B.csv": "B", "St. Ann.csv": "St. Ann"}, "here") == {"B": "B.csv", "St.-Ann": "St. Ann.csv"}
+    for name in ("Zürich", "Zu\u0308rich"):  # one sign, or two
+        assert client_keys({"z.csv": name}, "here") == {"Zürich": "z.csv"}
+        assert Client(key=name).key == "Zürich"
     for names, word in (
         ({"a b.csv": "a b", "a-b.csv": "a-b"}, "a b.csv and a-b.csv"),
         ({"a.csv": "a", "a.CSV": "a"}, "a.csv and a.CSV"),

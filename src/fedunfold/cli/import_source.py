@@ -16,7 +16,7 @@ from fedunfold.data.config import NpzSource, divide
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.importers import image_folders, image_transform
 from fedunfold.data.importers.classes import guess_task
-from fedunfold.data.importers.csv import Table, csv_files, guess_label, scan_tables
+from fedunfold.data.importers.csv import Table, csv_files, guess_label, look_at_files, scan_tables
 from fedunfold.data.importers.huggingface import HubData
 from fedunfold.data.importers.imported import Finding, ImportedData, client_key
 from fedunfold.data.importers.partition_spec import PartitionSpec
@@ -141,7 +141,8 @@ class ImportSource:
         task = None if name == "classification" else TASKS.make(name)
         made = encode(clients, test, label, task=task, seed=self.seed, **self._of_columns())
         named = label if isinstance(label, str) else " and ".join(label)
-        return named, replace(made, task=task or Classification(len(made.classes)))
+        findings = (*look_at_files(Path(self.place)), *made.findings)
+        return named, replace(made, task=task or Classification(len(made.classes)), findings=findings)
 
     def _target(self, columns: Sequence[str], tables: Sequence[Table]) -> tuple[str, str | tuple[str, str]]:
         """The task, and the column or columns to predict."""

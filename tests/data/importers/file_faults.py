@@ -53,6 +53,18 @@ LABEL_FAULTS = {
         options={"categorical": ["age"]},
         check=lambda made: len(made.classes) == 24,
     ),
+    "targets that stand for missing ones": Case(
+        every("age", lambda i, cell: "-9" if i % 20 == 0 else cell),
+        label="age",
+        options={"task": fu.regression()},
+        finding=("code", "column age", "-9 in 6 cells"),
+    ),
+    "targets in another unit": Case(
+        every("age", lambda i, cell: str(12 * int(cell)), "zürich"),
+        label="age",
+        options={"task": fu.regression()},
+        finding=("unit", "column age", "at zürich"),
+    ),
     "targets that are called classes": Case(
         lambda files: None,
         label="age",

@@ -33,6 +33,7 @@ LABELS = ("label", "y", "target", "class")
 BLOCK_CELLS = 1 << 20  # read at once
 SEPARATORS = ",;\t"
 OPENING_ROWS = 1000  # among which a first line that is no header is recognised
+OTHER_TABLES = (".tsv", ".txt", ".dat", ".data", ".xls", ".xlsx", ".ods", ".sav", ".dta", ".parquet", ".zip", ".gz")
 WORKBOOK = b"PK\x03\x04"  # how a spreadsheet's own file begins, whatever it is called
 
 
@@ -140,7 +141,7 @@ class CsvTable:
         _, broken = self._row_lines
         if not broken:
             return []
-        where = f"{len(broken)} rows go on over several lines, the first from line {broken[0]}"
+        where = f"{len(broken)} rows span several lines, the first from line {broken[0]}"
         what = f"{self.name}: {where}; check the quotes there, if no cell is meant to have a line end in it."
         return [Finding("line-ends", what)]
 
@@ -257,6 +258,14 @@ def scan_tables(folder: Path, test: Path | None = None) -> tuple[dict[str, Table
 def csv_files(folder: Path) -> list[Path]:
     """The folder's CSV files, by name."""
     return [path for path in visible_entries(folder) if path.suffix.lower() == ".csv" and path.is_file()]
+
+
+def look_at_files(folder: Path) -> Iterator[Finding]:
+    """Tables in other formats beside the CSV files, which would be a client less."""
+    for path in visible_entries(folder):
+        if path.is_file() and path.suffix.lower() in OTHER_TABLES:
+            what = f"{path} does not end in .csv and was left out"
+            yield Finding("left-out", f"{what}; save it as CSV if it is a client's, or move it away.")
 
 
 def guess_label(columns: Sequence[str]) -> str:

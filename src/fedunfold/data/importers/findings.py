@@ -87,6 +87,17 @@ def _numbers(name: str, cells: "Series", columns: "Mapping[str, Series]") -> Ite
     elif whole and len(filled) > FEW and _are_dates(filled):
         what = f"column {name} has dates written as numbers, such as {filled.iloc[0]:.0f}"
         yield Finding("dates", f"{what}; write days since a fixed day instead, or `drop` it.")
+    yield from _measurements(name, filled, columns)
+
+
+def look_at_targets(frames: Frames, name: str) -> Iterator[Finding]:
+    """The same of numbers to predict, which are there as texts: words for missing ones, and units."""
+    pandas = import_extra("pandas", NEEDS_PANDAS)
+    columns = {key: pandas.to_numeric(frame[name]) for key, frame in frames.items()}
+    yield from _measurements(name, pandas.concat(columns.values()), columns)
+
+
+def _measurements(name: str, filled: "Series", columns: "Mapping[str, Series]") -> Iterator[Finding]:
     yield from _codes(name, filled)
     if filled.nunique() <= FEW:  # a code and no measurement: one site may well have one value alone
         return

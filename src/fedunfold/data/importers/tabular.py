@@ -25,12 +25,14 @@ from fedunfold.data.importers.findings import (
     look_at_ids,
     look_at_names,
     look_at_rows,
+    look_at_targets,
 )
 from fedunfold.data.importers.imported import ImportedData, note_thin_data, split_off_test
 from fedunfold.data.importers.number_targets import is_standardised, read_targets, standardise, strata
 from fedunfold.data.importers.recipe import Scaling, apply_recipe, make_recipe
 from fedunfold.io.limits import TABLE_CLASSES, TABLE_NUMBERS, TABLE_TEXTS
 from fedunfold.tasks.classification import Classification
+from fedunfold.tasks.regression import Regression
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,6 +122,7 @@ def encode(
         *look_at_names(tables[0]),
         *look_at_columns(frames, texts),
         *look_at_classes({key: y for key, (_, y) in rows.items()} if found else {}, found, targets[0]),
+        *(look_at_targets(frames, targets[0]) if isinstance(task, Regression) else ()),
         *look_at_rows(frames, None if isinstance(test, float) else held[0], clients),
         *(look_at_ids(clients, id) if id is not None else ()),
     ]
@@ -229,7 +232,10 @@ def _find_labels(tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]",
         for line, text in frame[label].drop_duplicates().items():
             where = f"{tables[key].name}, line {line}"
             if not isinstance(text, str):
-                raise InputError(f"{where}: the label column {label} is empty; fill it in or delete the row.")
+                raise InputError(
+                    f"{where}: the label column {label} is empty, or has a word for that such as NA; fill it in or "
+                    "delete the row."
+                )
             found.setdefault(text, where)
             TABLE_CLASSES.check(len(found), f"{where}: column {label} is no column of classes: ")
     return found
