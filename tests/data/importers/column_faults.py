@@ -32,10 +32,10 @@ NUMBER_FAULTS = {
     ),
     "decimal commas between semicolons": Case(
         both(separated(";"), every("pressure", lambda i, cell: cell.replace(".", ","), "zürich")),
-        error=("column pressure", "zürich.csv, line 2", "decimal commas", "40 cells"),
+        error=("column pressure", "zürich.csv, line 2", "decimal commas", "40 of 120 cells"),
     ),
     "one decimal comma": Case(
-        cells("basel", 7, "pressure", '"1,5"'), error=("column pressure", "basel.csv, line 7: '1,5'", "1 cells")
+        cells("basel", 7, "pressure", '"1,5"'), error=("column pressure", "basel.csv, line 7: '1,5'", "1 of 120 cells")
     ),
     "thousands with commas": Case(cells("basel", 7, "age", '"1,234"'), error=("column age", "line 7", "thousands")),
     "thousands with spaces": Case(cells("basel", 7, "age", "1 234"), error=("column age", "line 7", "thousands")),
@@ -136,7 +136,7 @@ COLUMN_FAULTS = {
     "an id twice": Case(
         added("patient", lambda i: f"P{max(i, 1):03d}"),
         options={"id": "patient"},
-        finding=("id-twice", "basel.csv, line 3: the id P001", "test"),
+        finding=("id-twice", "basel.csv, line 3: 1 of 40 ids", "first P001", "test"),
     ),
     "an id at two sites": Case(
         added("patient", lambda i: f"P{1 if i == 100 else i:03d}"),
@@ -149,7 +149,7 @@ COLUMN_FAULTS = {
     "a missing id": Case(
         added("patient", lambda i: f"P{i:03d}" if i != 50 else ""),
         options={"id": "patient"},
-        finding=("id-missing", "budapest.csv, line 12", "1 rows"),
+        finding=("id-missing", "budapest.csv, line 12", "1 of 40 rows"),
     ),
     "texts in two spellings": Case(
         every("ecg", lambda i, cell: cell.upper(), "zürich"),

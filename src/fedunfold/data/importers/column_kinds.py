@@ -157,7 +157,7 @@ def _typos(name: str, scan: Scan) -> Finding:
     what = f"column {name}: {scan.count} of {scan.filled} filled cells {_are(scan.count)} no number ({listed})"
     if scan.count > max(1, TYPOS * scan.filled):
         raise InputError(f"{what}; correct or empty them, or name the column in `categorical` if it holds categories.")
-    return Finding("no-number", f"{what} and {_are(scan.count)} taken for missing; correct or empty them.")
+    return Finding("no-number", f"{what} and {_are(scan.count)} taken for missing; correct or empty what is wrong.")
 
 
 def _odd_texts(name: str, scan: Scan) -> list[Finding]:
@@ -184,8 +184,8 @@ def _refuse_separators(name: str, scan: Scan) -> None:
     if "separated" in scan.forms:
         count, first = scan.forms["separated"]
         raise InputError(
-            f"column {name} ({first}) has decimal commas or thousands separators in {count} cells; write numbers as "
-            "1234.5, or name the column in `categorical` if it holds categories."
+            f"column {name} ({first}) has decimal commas or thousands separators in {count} of {scan.filled} cells; "
+            "write numbers as 1234.5, or name the column in `categorical` if it holds categories."
         )
 
 

@@ -138,10 +138,10 @@ class CsvTable:
 
     def findings(self) -> list[Finding]:
         """Cells with line ends in them, which a quote that was forgotten makes too."""
-        _, broken = self._row_lines
+        lines, broken = self._row_lines
         if not broken:
             return []
-        where = f"{len(broken)} rows span several lines, the first from line {broken[0]}"
+        where = f"{len(broken)} of {len(lines)} rows span several lines, the first from line {broken[0]}"
         what = f"{self.name}: {where}; check the quotes there, if no cell is meant to have a line end in it."
         return [Finding("line-ends", what)]
 

@@ -234,11 +234,14 @@ def look_at_ids(tables: Mapping[str, Table], column: str) -> Iterator[Finding]:
         ids = read_ids(table, column)
         if ids.isna().any():
             where = f"{table.name}, line {ids.index[ids.isna()][0]}, column {column}"
-            yield Finding("id-missing", f"{where}: {int(ids.isna().sum())} rows have no id; fill them in.")
+            yield Finding(
+                "id-missing", f"{where}: {int(ids.isna().sum())} of {len(ids)} rows have no id; fill them in."
+            )
         known = ids.dropna()
         twice = known[known.duplicated()]
         if len(twice):
-            where = f"{table.name}, line {twice.index[0]}: the id {twice.iloc[0]} and {len(twice) - 1} more occur again"
+            first = f"{table.name}, line {twice.index[0]}"
+            where = f"{first}: {len(twice)} of {len(ids)} ids are there before, first {twice.iloc[0]}"
             yield Finding("id-twice", f"{where}; rows of one id may come into training and test: give a `test` file.")
         if known.str.fullmatch(r"\d{1,9}").all() and _counts(known.astype(int)):
             continue
@@ -246,7 +249,7 @@ def look_at_ids(tables: Mapping[str, Table], column: str) -> Iterator[Finding]:
         if again:
             line, text = again[0]
             other, at = owners[text]
-            where = f"{table.name}, line {line}: the id {text} and {len(again) - 1} more are in other files too"
+            where = f"{table.name}, line {line}: {len(again)} of {len(ids)} ids are in other files too, first {text}"
             yield Finding("id-elsewhere", f"{where} ({other}, line {at}); take out one if it is the same case.")
         for line, text in known.items():
             owners.setdefault(text, (table.name, line))
