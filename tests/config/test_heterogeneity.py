@@ -50,6 +50,31 @@ def test_worked_by_hand() -> None:
     assert found.sole_holders == {"1": "c1", "2": "c1"}
 
 
+def test_divergence_by_chance_worked_by_hand() -> None:
+    """p = (1/2, 1/4, 1/4): ½ (1/2 + 2 √3/4) √(2 v_k/π) with v = 1/4 − 1/12 and 1/8 − 1/12."""
+    found = measured(federation([[4, 0, 0], [2, 3, 3]]))
+    spread = 0.5 * (0.5 + 2 * 3**0.5 / 4)
+    assert found.by_chance == pytest.approx(
+        {"c0": spread * (2 / math.pi / 6) ** 0.5, "c1": spread * (2 / math.pi / 24) ** 0.5}
+    )
+
+
+def test_fair_samples_diverge_as_much_as_by_chance() -> None:
+    """Rows dealt at random, 200 times: labels, and numbers."""
+    stream = np.random.default_rng(0)
+    labels, values = np.repeat([0, 1, 2], [120, 60, 20]), stream.normal(size=200)
+    seen: dict[str, list[float]] = {"labels": [], "targets": []}
+    for _ in range(200):
+        stream.shuffle(labels)
+        stream.shuffle(values)
+        counts = [np.bincount(part, minlength=3).tolist() for part in (labels[:60], labels[60:])]
+        by_labels, by_values = measured(federation(counts)), measured(numbers(list(values[:60]), list(values[60:])))
+        for found in (by_labels, by_values):
+            seen[found.subject].append(found.divergence["c0"])
+    assert np.mean(seen["labels"]) == pytest.approx(by_labels.by_chance["c0"], rel=0.15)
+    assert np.mean(seen["targets"]) == pytest.approx(by_values.by_chance["c0"], rel=0.15)
+
+
 def numbers(*targets: list[Any], task: Task | None = None) -> Environment:
     """Clients with these targets."""
     clients = {f"c{k}": (np.zeros((len(y), 1)), np.array(y)) for k, y in enumerate(targets)}
@@ -125,7 +150,7 @@ def test_diabetes_sites_are_not_alike() -> None:
     within = sum((n - 1) * found.targets[key]["sd"] ** 2 for key, n in zip(data.keys, data.sizes, strict=True))
     assert found.between == pytest.approx(1 - within / ((y - y.mean()) ** 2).sum(), rel=1e-5)
     assert recommend(found).learned_weights == "perhaps"
-    assert "28 % of their variance" in recommend(found).reasons[0]
+    assert "28 % of their variance" in " ".join(recommend(found).reasons)
 
 
 def test_classes_go_by_their_names() -> None:
@@ -167,6 +192,10 @@ def test_what_holds_for_all_federations(
         ([[20, 20]], {}, "unlikely", ("one client",)),
         ([[20, 0], [0, 20]], {}, "likely", ("labels differ", "one client alone", "c0 (0)", "c1 (1)")),
         ([[20, 3], [4, 20]], {}, "perhaps", ("labels differ",)),
+        ([[92, 6], [50, 50]], {}, "perhaps", ("labels differ", "c0 by 0.22")),
+        ([[92, 6], [50, 50], [50, 50], [50, 50]], {}, "perhaps", ("labels differ", "c0 by 0.33")),
+        ([[30, 0], [50, 50], [50, 50], [50, 50]], {}, "perhaps", ("one class only: c0 (0)",)),
+        ([[450, 250], [300, 400]], {}, "unlikely", ("differ a little", "0.11 on average")),
         ([[20, 20], [2, 2]], {}, "perhaps", ("10 times",)),
         (
             [[20, 20], [20, 20]],

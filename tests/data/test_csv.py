@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedunfold.config import Client
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.csv import CsvTable, Table, guess_label, scan_tables
 from fedunfold.data.importers.imported import ImportedData, client_keys, write_npz
@@ -165,19 +166,19 @@ def test_semicolons_tabs_marks_and_blank_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cells", [1 << 20, 3])
 def test_a_text_anywhere_makes_texts_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
-    """As they were written, though another client's cells could be read as numbers or truth values."""
+    """As they were written, but for 1.0, though another client's cells could be read as numbers or truth values."""
     monkeypatch.setattr("fedunfold.data.importers.csv.BLOCK_CELLS", cells)
     folder(tmp_path, a="v,w,y\n1,TRUE,a\n02,true,b\n", b="v,w,y\nx, True ,a\n1.0,null ,b\n", test="v,w,y\n1,True,a\n")
     found = made(tmp_path)
     assert found.recipe is not None
     texts = [(entry["column"], entry["is"]) for entry in found.recipe["features"]]
     assert texts == [
-        *(("v", text) for text in ("02", "1", "1.0", "x")),
+        *(("v", text) for text in ("02", "1", "x")),
         *(("w", text) for text in ("TRUE", "True", "true")),
     ]
-    assert found.clients["a"][0].tolist() == [[0, 1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1]]
-    assert found.clients["b"][0].tolist() == [[0, 0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 0, 0]]
-    assert found.test[0].tolist() == [[0, 1, 0, 0, 0, 1, 0]]
+    assert found.clients["a"][0].tolist() == [[0, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]]
+    assert found.clients["b"][0].tolist() == [[0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]]
+    assert found.test[0].tolist() == [[0, 1, 0, 0, 1, 0]]
 
 
 def test_large_offsets_keep_their_digits(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_a_constant_column_is_zero_and_no_more(tmp_path: Path) -> None:
         ({"a": "y\na\nb\n"}, ("a.csv", "no column but the label")),
         ({"a": "v,y\n1,a\n2,b\n"}, ("`test`: ", "fraction")),
         (
-            {"a": "n,y\n" + "".join(f"name {i},{i % 2}\n" for i in range(101))},
+            {"a": "n,y\n" + "".join(f"name {i % 101},{i % 2}\n" for i in range(202))},
             ("column n", "a.csv, line 2", "`drop`", "FEDUNFOLD_MAX_TABLE_TEXTS"),
         ),
         ({"a": "v,y\n" + "".join(f"1,{i}\n" for i in range(1001))}, ("a.csv, line 1002", "column y", "1000")),
@@ -308,6 +309,9 @@ def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
 
 def test_names_make_keys() -> None:
     assert client_keys({"B.csv": "B", "St. Ann.csv": "St. Ann"}, "here") == {"B": "B.csv", "St.-Ann": "St. Ann.csv"}
+    for name in ("Zürich", "Zu\u0308rich"):  # one sign, or two
+        assert client_keys({"z.csv": name}, "here") == {"Zürich": "z.csv"}
+        assert Client(key=name).key == "Zürich"
     for names, word in (
         ({"a b.csv": "a b", "a-b.csv": "a-b"}, "a b.csv and a-b.csv"),
         ({"a.csv": "a", "a.CSV": "a"}, "a.csv and a.CSV"),

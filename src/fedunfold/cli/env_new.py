@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Column = typer.Option(metavar="COLUMN")
+SHOWN = 20  # findings
 Positive = Annotated[int | None, typer.Option(min=1)]
 
 
@@ -32,6 +34,10 @@ def new(
     event: Annotated[str | None, Column] = None,
     test: Annotated[str | None, typer.Option(metavar="FRACTION|FILE")] = None,
     drop: Annotated[list[str] | None, Column] = None,
+    categorical: Annotated[list[str] | None, Column] = None,
+    id: Annotated[str | None, Column] = None,
+    positive: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
+    missing_indicators: Annotated[bool, typer.Option("--missing-indicators")] = False,
     scaling: Literal["standard", "none"] | None = None,
     size: Annotated[int | None, typer.Option(min=1, max=512)] = None,
     colour: Literal["grey", "rgb"] | None = None,
@@ -64,6 +70,10 @@ def new(
         event: For survival: the column of the events, 0 or 1.
         test: Part of each client's rows to test on, or the file, folder or split.
         drop: A column to leave out.
+        categorical: A column of categories, whatever its cells look like.
+        id: The column that tells rows apart: no feature.
+        positive: The one of two classes that is 1.
+        missing_indicators: Add a 0/1 feature for numbers that are missing.
         scaling: Whether numbers are standardised; standard.
         size: Pixels a side that images are made; 28.
         colour: Which pixels are taken; grey.
@@ -86,6 +96,7 @@ def new(
 
     given = {"label": label, "test": test, "drop": drop, "scaling": scaling, "size": size, "colour": colour}
     given |= {"task": task, "time": time, "event": event}
+    given |= {"categorical": categorical, "id": id, "positive": positive, "missing_indicators": missing_indicators}
     given |= {"model": model, "partitioner": partitioner, "clients": clients}
     answers = Answers(yes or output == "json")
     own = ImportSource.of(source, dataset, given, answers, seed)
@@ -197,12 +208,17 @@ def _tell(out: Path, found: "ImportSummary", files: Sequence[Path], output: opt.
                 "task": data.task.name,
                 "classes": found.classes,
                 "notes": list(found.notes),
+                "findings": [asdict(finding) for finding in found.findings],
                 "next": commands,
             }
         )
         return
     for note in found.notes:
         console.say(note)
+    for finding in found.findings[:SHOWN]:
+        console.warn(finding.message)
+    if len(found.findings) > SHOWN:
+        console.warn(f"{len(found.findings) - SHOWN} more findings like these; --format json has all.")
     console.say(
         f"wrote {', '.join(map(str, files))}: {len(data.keys)} clients, {sum(data.sizes)} training and "
         f"{test_samples} test samples, {features} features, {opt.task_in_words(data.task)}."

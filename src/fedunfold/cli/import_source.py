@@ -16,9 +16,9 @@ from fedunfold.data.config import NpzSource, divide
 from fedunfold.data.federated import FederatedData
 from fedunfold.data.importers import image_folders, image_transform
 from fedunfold.data.importers.classes import guess_task
-from fedunfold.data.importers.csv import Table, csv_files, guess_label, scan_tables
+from fedunfold.data.importers.csv import Table, csv_files, guess_label, look_at_files, scan_tables
 from fedunfold.data.importers.huggingface import HubData
-from fedunfold.data.importers.imported import ImportedData, client_key
+from fedunfold.data.importers.imported import Finding, ImportedData, client_key
 from fedunfold.data.importers.partition_spec import PartitionSpec
 from fedunfold.data.importers.tabular import encode, labels_in
 from fedunfold.data.partitions import DirichletPartition, GivenPartition, IidPartition, Partition
@@ -34,6 +34,10 @@ ABOUT: dict[str, tuple[Kind, ...]] = {
     "event": ("tables",),
     "test": ("tables", "images", "dataset"),
     "drop": ("tables", "dataset"),
+    "categorical": ("tables", "dataset"),
+    "id": ("tables", "dataset"),
+    "positive": ("tables", "dataset"),
+    "missing_indicators": ("tables", "dataset"),
     "scaling": ("tables", "dataset"),
     "size": ("images", "dataset"),
     "colour": ("images", "dataset"),
@@ -41,6 +45,7 @@ ABOUT: dict[str, tuple[Kind, ...]] = {
     "partitioner": ("npz", "dataset"),
     "clients": ("npz", "dataset"),
 }
+OF_COLUMNS = ("drop", "categorical", "id", "positive", "missing_indicators", "scaling")
 TEST_FRACTION = 0.2
 TABLE_TASKS = ("classification", "binary", "regression", "survival")
 
@@ -56,6 +61,11 @@ class ImportSummary:
     imported: ImportedData | None = None
     notes: tuple[str, ...] = ()
     task: Task | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What may be a mistake in the data."""
+        return () if self.imported is None else self.imported.findings
 
 
 @dataclass(frozen=True)
@@ -73,11 +83,11 @@ class ImportSource:
         cls, source: Path | None, dataset: str | None, given: Mapping[str, Any], answers: Answers, seed: int
     ) -> "ImportSource":
         kind = _kind(source, dataset)
-        chosen = {option: value for option, value in given.items() if value is not None and value != []}
+        chosen = {option: value for option, value in given.items() if value not in (None, [], False)}
         for option in chosen:
             if kind not in ABOUT[option]:
                 about = " or ".join(WORDS[other] for other in ABOUT[option])
-                raise InputError(f"--{option} is about {about}; leave it out for {WORDS[kind]}.")
+                raise InputError(f"--{option.replace('_', '-')} is about {about}; leave it out for {WORDS[kind]}.")
         return cls(kind, str(source) if dataset is None else dataset, chosen, answers, seed)
 
     def default_name(self) -> str:
@@ -131,7 +141,8 @@ class ImportSource:
         task = None if name == "classification" else TASKS.make(name)
         made = encode(clients, test, label, task=task, seed=self.seed, **self._of_columns())
         named = label if isinstance(label, str) else " and ".join(label)
-        return named, replace(made, task=task or Classification(len(made.classes)))
+        findings = (*look_at_files(Path(self.place)), *made.findings)
+        return named, replace(made, task=task or Classification(len(made.classes)), findings=findings)
 
     def _target(self, columns: Sequence[str], tables: Sequence[Table]) -> tuple[str, str | tuple[str, str]]:
         """The task, and the column or columns to predict."""
@@ -142,7 +153,8 @@ class ImportSource:
             label = self._label(guess_label(columns), columns)
             if task is None:
                 question = f"task ({', '.join(TABLE_TASKS)})"
-                task = self.answers.about("--task", question, None, guess_task(labels_in(tables, label)), _task)
+                guess = guess_task(labels_in(tables, label), classes=label in self.given.get("categorical", ()))
+                task = self.answers.about("--task", question, None, guess, _task)
             if task != "survival":
                 for option in {"time", "event"} & self.given.keys():
                     raise InputError(f"--{option} is about survival; leave it out for {task}.")
@@ -179,9 +191,11 @@ class ImportSource:
         label = self._label(data.guess_label(), data.train.columns)
         fraction = self._fraction(given) if data.test is None else TEST_FRACTION
         images = data.train.image is not None
-        for option in ("size", "colour", "model") if not images else ("drop", "scaling"):
+        for option in ("size", "colour", "model") if not images else OF_COLUMNS:
             if option in self.given:
-                raise InputError(f"--{option}: does not apply to {'images' if images else 'tables'}; leave it out.")
+                raise InputError(
+                    f"--{option.replace('_', '-')}: does not apply to {'images' if images else 'tables'}; leave it out."
+                )
         made = data.partition(
             spec,
             None if spec.kind == "natural" else count,
@@ -194,7 +208,7 @@ class ImportSource:
         return label, made
 
     def _of_columns(self) -> dict[str, Any]:
-        return {option: self.given[option] for option in ("drop", "scaling") if option in self.given}
+        return {option: self.given[option] for option in OF_COLUMNS if option in self.given}
 
     def _given_test(self) -> float | str | None:
         """The fraction or the place that --test names."""

@@ -6,20 +6,9 @@ FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
-        *("event", "time"),
-        *(
-            "holdout",
-            "jobs",
-            "kl_weight",
-            "label",
-            "methods",
-            "model",
-            "num_samples",
-            "only",
-            "out",
-            "overwrite",
-            "partitioner",
-        ),
+        *("categorical", "event", "id", "missing_indicators", "positive", "time"),
+        *("holdout", "jobs", "kl_weight", "label", "methods", "model", "num_samples", "only"),
+        *("out", "overwrite", "partitioner"),
         *("resume", "rounds", "task", "test", "threads", "tie_rounds", "update_storage"),
     )
 } | {"allow_mapping": "--map", "aggregator": "--aggregator", "folder": "--in"}

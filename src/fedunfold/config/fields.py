@@ -1,6 +1,7 @@
 """Fields of an environment that have rules of their own: its clients, its name, its task."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
@@ -61,7 +62,7 @@ class OuterSchedule(Settings):
     lr: float = Field(gt=0, lt=1)
 
 
-KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
+KEY = re.compile(r"[\w.-]{1,64}")  # letters of any language
 
 
 def _valid_epochs(value: Any) -> int | tuple[int, ...]:
@@ -80,6 +81,7 @@ Epochs = Annotated[
 
 
 def _readable(key: str) -> str:
+    key = unicodedata.normalize("NFC", key)  # ü may be written as one sign or as two
     if not KEY.fullmatch(key):
         raise ValueError(f"must be 1 to 64 letters, digits, dots, dashes or underscores, got {key!r}")
     return key

@@ -32,8 +32,16 @@ class Heterogeneity:
 
     over the columns d of the targets: for survival, the times and the events, whose distance is that of their rates.
 
+    Small clients diverge by chance. A fair sample of N_k of the N rows does so, on average and if N_k is not tiny, by
+
+        ½ Σ_c √(2 p(c) (1 − p(c)) v_k/π),   v_k = 1/N_k − 1/N,
+
+    the mean of |p_k(c) − p(c)| were it normal; numbers by √(π/2) ln 2 · √v_k, the mean of Kolmogorov's distribution.
+
     Attributes:
         divergence: δ_k by client.
+        by_chance: What δ_k would be on average if the client were a fair sample.
+        single_class: The class of each client that has no other, where the federation has several.
         mean_divergence: Σ_k (N_k/N) δ_k.
         size_ratio: max N_k / min N_k.
         epochs_ratio: The same of the mean epochs in a round.
@@ -61,6 +69,8 @@ class Heterogeneity:
     targets: dict[str, dict[str, float]] = field(default_factory=dict)
     between: float | None = None
     between_by_chance: float = 0.0
+    by_chance: dict[str, float] = field(default_factory=dict)
+    single_class: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, env: Environment, data: FederatedData) -> "Heterogeneity":
@@ -76,13 +86,14 @@ class Heterogeneity:
         counts = data.label_counts.numpy().astype(np.float64)
         sizes = counts.sum(1)
         held = [data.y[start:end].numpy() for start, end in pairwise(data.offsets)]
-        divergence = _variation(counts) if data.classes > 1 else _distances(held)
+        divergence, chance = (_variation(counts), _chance(counts)) if data.classes > 1 else _distances(held)
         epochs = [c.epochs if isinstance(c.epochs, int) else fmean(c.epochs) for c in env.clients]
         probabilities = [c.participation_probability for c in env.clients]
         clients = len(probabilities)
         drawn = clients if env.clients_per_round is None else env.clients_per_round
         several = clients > 1 and data.classes > 1
         sole = [c for c in range(data.classes) if several and (counts[:, c] > 0).sum() == 1]
+        alone = (counts > 0).sum(1) == 1 if several and (counts.sum(0) > 0).sum() > 1 else np.zeros(clients, dtype=bool)
         described = [_describe(data.task, targets) for targets in held]
         return cls(
             divergence=dict(zip(data.keys, divergence.tolist(), strict=True)),
@@ -96,6 +107,8 @@ class Heterogeneity:
             subject="labels" if data.classes > 1 else "targets",
             targets=dict(zip(data.keys, described, strict=True)) if described[0] else {},
             between=_between(held) if "mean" in described[0] else None,
+            by_chance=dict(zip(data.keys, chance.tolist(), strict=True)),
+            single_class={data.keys[k]: env.class_name(int(counts[k].argmax())) for k in np.flatnonzero(alone)},
             between_by_chance=(clients - 1) / max(float(sizes.sum()) - 1, 1.0),
         )
 
@@ -105,14 +118,24 @@ def _variation(counts: Floats) -> Floats:
     return np.asarray(0.5 * np.abs(counts / counts.sum(1, keepdims=True) - counts.sum(0) / counts.sum()).sum(1))
 
 
-def _distances(held: Sequence[NDArray[Any]]) -> Floats:
-    """δ_k of targets that are no classes: ids by how often each occurs, numbers by their distribution functions."""
+def _chance(counts: Floats) -> Floats:
+    """The mean variation of a fair sample of each row's size."""
+    spread = np.sqrt(counts.sum(0) * (counts.sum() - counts.sum(0))).sum() / counts.sum()  # Σ_c √(p (1 − p))
+    return np.asarray(0.5 * spread * np.sqrt(2 / np.pi * (1 / counts.sum(1) - 1 / counts.sum())))
+
+
+def _distances(held: Sequence[NDArray[Any]]) -> tuple[Floats, Floats]:
+    """δ_k of targets that are no classes, and by chance: ids by how often each occurs, numbers by their distribution
+    functions."""
     if held[0].dtype.kind in "ui":
         ids = np.unique(np.concatenate([targets.ravel() for targets in held]))
-        return _variation(np.array([(targets.ravel()[:, None] == ids).sum(0) for targets in held], dtype=np.float64))
+        counts = np.array([(targets.ravel()[:, None] == ids).sum(0) for targets in held], dtype=np.float64)
+        return _variation(counts), _chance(counts)
     columns = [targets.reshape(len(targets), -1).astype(np.float64) for targets in held]
     pooled = np.concatenate(columns)
-    return np.array([max(map(_kolmogorov, own.T, pooled.T)) for own in columns])
+    distances = np.array([max(map(_kolmogorov, own.T, pooled.T)) for own in columns])
+    sizes = np.array([len(own) for own in columns])
+    return distances, np.sqrt(np.pi / 2) * np.log(2) * np.sqrt(1 / sizes - 1 / len(pooled))
 
 
 def _kolmogorov(own: Floats, pooled: Floats) -> float:

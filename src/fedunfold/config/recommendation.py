@@ -4,7 +4,8 @@ A hint, not a bound; docs/results/outlook compares it with what was gained, over
 
 - Classes that one client holds alone: learned weights gained in every run, though in some next to nothing, and most
   where several classes were held so.
-- Labels that differ without that: a large gain in one run, next to nothing in the others, so perhaps.
+- Labels that differ without that, on average or at one client: a large gain in one run, next to nothing in the
+  others, so perhaps.
 - Epochs or participation probabilities that differ by much: a few points on MNIST and on the digits.
 - Sizes alone: one or two points or less. Clients alike: nothing, by weights; `fedunfold-table` gained some points there
   too, for it also learns the server's steps, and where many are absent it gained by remembering them.
@@ -19,7 +20,9 @@ from fedunfold.config.heterogeneity import Heterogeneity
 
 Verdict = Literal["likely", "perhaps", "unlikely"]
 
-DIVERGENCE = 0.3  # from here on perhaps
+DIVERGENCE = 0.3  # of the mean client, from here on perhaps
+FURTHEST = 0.2  # likewise of the furthest client, where it is at least twice what it would be by chance
+ALIKE = 0.1  # likewise, from here on clients are not called alike
 BETWEEN = 0.14  # likewise, of the variance beyond chance; what Cohen 1988 calls a large effect
 SIZES = 4.0  # likewise
 EPOCHS = (1.5, 2.0)  # from the first on perhaps, from the second on likely
@@ -58,8 +61,14 @@ def recommend(found: Heterogeneity) -> Recommendation:
     perhaps: list[str] = []
     if held := _by_client(found.sole_holders):
         likely.append(f"some classes are at one client alone, whose weight decides how they are learned: {held}.")
-    if found.mean_divergence >= DIVERGENCE:
-        furthest = max(found.divergence, key=lambda key: found.divergence[key])
+    if found.single_class:
+        listed = [f"{key} ({name})" for key, name in found.single_class.items()]
+        perhaps.append(f"some clients have one class only: {', '.join(listed[:6])}{', …' if len(listed) > 6 else ''}.")
+    furthest = max(found.divergence, key=lambda key: found.divergence[key])
+    beyond = max(
+        (own for key, own in found.divergence.items() if own >= 2 * found.by_chance[key] and own >= ALIKE), default=0.0
+    )
+    if found.mean_divergence >= DIVERGENCE or beyond >= FURTHEST:
         perhaps.append(
             f"{found.subject} differ: clients diverge from the pooled distribution by {found.mean_divergence:.2f} on "
             f"average, {furthest} by {found.divergence[furthest]:.2f} (0 is alike, 1 disjoint)."
@@ -90,8 +99,16 @@ def recommend(found: Heterogeneity) -> Recommendation:
         )
     if likely or perhaps:
         return Recommendation("likely" if likely else "perhaps", (*likely, *perhaps), tuple(warnings))
-    alike = f"clients are alike in {found.subject}, sizes, epochs and participation: weights by size are hard to beat."
-    return Recommendation("unlikely", (alike,), tuple(warnings))
+    if beyond:
+        reason = (
+            f"{found.subject} differ a little, by {found.mean_divergence:.2f} on average and {beyond:.2f} at most "
+            "(0 is alike, 1 disjoint); sizes, epochs and participation are alike: weights by size are hard to beat."
+        )
+    else:
+        reason = (
+            f"clients are alike in {found.subject}, sizes, epochs and participation: weights by size are hard to beat."
+        )
+    return Recommendation("unlikely", (reason,), tuple(warnings))
 
 
 def _sort(value: float, levels: tuple[float, float], reason: str, likely: list[str], perhaps: list[str]) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
+from fedunfold.data.importers.cells import read_ids
 from fedunfold.data.importers.csv import CsvTable
-from fedunfold.data.importers.tabular import encode_new_rows
+from fedunfold.data.importers.recipe import encode_new_rows
 from fedunfold.io.atomic import write_atomically
 from fedunfold.runs.trained_model import TrainedModel
 from fedunfold.tasks import binary, classification, multilabel, regression, survival
@@ -22,7 +23,8 @@ class Predictions:
     """A prediction for every row.
 
     Attributes:
-        columns: What each number is: `prediction`, `probability of <class>`, `risk`, …
+        columns: What each value is: `prediction`, `probability of <class>`, `risk`, …, after the column of ids, where
+            the training data had one and the rows have it.
         rows: The values, one list for each row.
         notes: What to know of the rows.
     """
@@ -58,12 +60,17 @@ def predict(trained: TrainedModel, file: Path) -> Predictions:
             "the run's data did not come from a table, so that how columns become features is not known; load the "
             "model in Python and pass it rows as it was trained on."
         )
-    x, notes = encode_new_rows(CsvTable(file), recipe["features"])
+    table = CsvTable(file)
+    x, notes = encode_new_rows(table, recipe["features"])
     features = torch.from_numpy(x)
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise InputError(f"{file}: row {row + 1} has a number that is too large; correct it.")
     columns, values = _shown(trained, trained.outputs(features.view(-1, *trained.record.features)), recipe)
+    name = recipe.get("id")
+    if name in table.columns:
+        ids = read_ids(table, name)
+        columns, values = (name, *columns), [[own, *row] for own, row in zip(ids, values, strict=True)]
     return Predictions(columns, values, tuple(notes))
 
 

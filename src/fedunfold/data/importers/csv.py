@@ -3,8 +3,10 @@
 pandas fills up short rows silently and does not know line numbers, so Python's `csv` looks at each row first.
 """
 
+import codecs
 import csv
 import itertools
+import unicodedata
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
-from fedunfold.data.importers.imported import client_keys
+from fedunfold.data.importers.cells import MISSING, NEEDS_PANDAS, is_number
+from fedunfold.data.importers.imported import Finding, client_keys
 from fedunfold.data.npz import first_line
 from fedunfold.data.vision.images import visible_entries
 from fedunfold.io.limits import LINE_BYTES
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
 TEST = "test"
 LABELS = ("label", "y", "target", "class")
 BLOCK_CELLS = 1 << 20  # read at once
-NEEDS_PANDAS = "tables need pandas; run: pip install 'fedunfold[tables]'"
-MISSING = ("", "na", "n/a", "nan", "null", "?")  # what an empty cell may say, in any case of its letters
+SEPARATORS = ",;\t"
+OPENING_ROWS = 1000  # among which a first line that is no header is recognised
+OTHER_TABLES = (".tsv", ".txt", ".dat", ".data", ".xls", ".xlsx", ".ods", ".sav", ".dta", ".parquet", ".zip", ".gz")
+WORKBOOK = b"PK\x03\x04"  # how a spreadsheet's own file begins, whatever it is called
 
 
 class Table(Protocol):
@@ -57,6 +62,9 @@ class Table(Protocol):
             Numbers or texts by column, NaN for missing cells; the index is the line of each row, for messages.
         """
 
+    def findings(self) -> "list[Finding]":
+        """What is odd about how it is written, once its rows have been read."""
+
 
 @dataclass(frozen=True)
 class CsvTable:
@@ -74,19 +82,36 @@ class CsvTable:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        columns = tuple(cell.strip() for cell in next(self._records(), (1, []))[1])
+        rows = list(itertools.islice(self._records(), OPENING_ROWS))
+        cells = rows[0][1] if rows else []
+        columns = tuple(unicodedata.normalize("NFC", cell.strip()) for cell in cells)
         if not any(columns):
             raise InputError(f"{self.name} is empty; give it a header and at least one row.")
+        if columns[0].lower().startswith("sep="):
+            raise InputError(f"{self.name}, line {rows[0][0]}: is a spreadsheet's 'sep=' and no header; delete it.")
+        if len(columns) == 1 and "|" in columns[0]:
+            raise InputError(
+                f"{self.name}: the header {columns[0][:40]!r} is a single cell; separate cells by commas, semicolons "
+                "or tabs."
+            )
+        if _is_a_row(columns, [own for _, own in rows[1:] if own != cells]):
+            raise InputError(
+                f"{self.name}, line {rows[0][0]}: looks like a row of values ({', '.join(columns)[:60]}), not like the "
+                "names of columns; put a header above it."
+            )
         for position, column in enumerate(columns):
             if not column:
-                raise InputError(f"{self.name}: column {position + 1} has no name in the header; name it.")
+                raise InputError(
+                    f"{self.name}: column {position + 1} has no name in the header; name it, or delete it if it "
+                    "holds row numbers or nothing."
+                )
             if column in columns[:position]:
                 raise InputError(f"{self.name}: the header has two columns {column}; rename one.")
         return columns
 
     def blocks(self, columns: Sequence[str], texts: Collection[str]) -> "Iterator[DataFrame]":
         pandas = import_extra("pandas", NEEDS_PANDAS)
-        lines, start = self._row_lines, 0
+        lines, start = self._row_lines[0], 0
         try:
             with pandas.read_csv(
                 self.path,
@@ -111,37 +136,66 @@ class CsvTable:
         except (OSError, ValueError) as error:
             raise InputError(f"{self.name} cannot be read ({first_line(error)}).") from error
 
+    def findings(self) -> list[Finding]:
+        """Cells with line ends in them, which a quote that was forgotten makes too."""
+        lines, broken = self._row_lines
+        if not broken:
+            return []
+        where = f"{len(broken)} of {len(lines)} rows span several lines, the first from line {broken[0]}"
+        what = f"{self.name}: {where}; check the quotes there, if no cell is meant to have a line end in it."
+        return [Finding("line-ends", what)]
+
     @cached_property
-    def _row_lines(self) -> NDArray[np.int64]:
-        """The line on which each row ends, once all have been checked."""
-        lines = array("q")
-        for line, cells in itertools.islice(self._records(), 1, None):
+    def _row_lines(self) -> tuple[NDArray[np.int64], list[int]]:
+        """The line on which each row ends, once all have been checked, and where those of several lines begin."""
+        lines, broken = array("q"), []
+        for first, line, cells in itertools.islice(self._spans(), 1, None):
             if len(cells) != len(self.columns):
                 raise InputError(
-                    f"{self.name}, line {line}: has {len(cells)} cells but the header has {len(self.columns)}."
+                    f"{self.name}, line {line}: has {len(cells)} cells but the header has {len(self.columns)}; fill "
+                    "in or take out what is too few or too many, and put quotes around a cell that has the separator "
+                    "in it."
                 )
+            if cells[0].strip() == self.columns[0] and tuple(map(str.strip, cells)) == self.columns:
+                raise InputError(f"{self.name}, line {line}: is the header once more; delete the line.")
             lines.append(line)
-        return np.array(lines, dtype=np.int64)
+            if line > first:
+                broken.append(first)
+        return np.array(lines, dtype=np.int64), broken
 
     @cached_property
     def _delimiter(self) -> str:
-        """The first of comma, semicolon and tab that the header has."""
+        """The one of comma, semicolon and tab that divides the header into the most cells."""
         with self.path.open("rb") as file:
-            header = file.readline(LINE_BYTES.value)
-        return next((mark for mark in ",;\t" if mark.encode() in header), ",")
+            header = next(filter(str.strip, self._lines(file)), "")
+        return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """The file's records that are not blank, with the line each ends on."""
+        return ((line, cells) for _, line, cells in self._spans())
+
+    def _spans(self) -> Iterator[tuple[int, int, list[str]]]:
+        """The same, with the line each begins on too."""
+        first = 1
         try:
+            delimiter = self._delimiter
             with self.path.open("rb") as file:
-                reader = csv.reader(self._lines(file), delimiter=self._delimiter, strict=True)
+                reader = csv.reader(self._lines(file), delimiter=delimiter, strict=True)
                 for cells in reader:
                     if cells:
-                        yield reader.line_num, cells
+                        yield first, reader.line_num, cells
+                    first = reader.line_num + 1
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror}).") from error
         except csv.Error as error:
-            raise InputError(f"{self.name}, line {reader.line_num}: is not CSV ({first_line(error)}).") from error
+            if reader.line_num > first:
+                raise InputError(
+                    f"{self.name}, line {first}: a quote that opens here is not closed before line {reader.line_num}; "
+                    "close it, or delete it."
+                ) from error
+            raise InputError(
+                f"{self.name}, line {first}: is not CSV ({first_line(error)}); correct its quotes."
+            ) from error
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         """Its lines as text; a file without line ends is no table, and must not fill the memory."""
@@ -149,10 +203,33 @@ class CsvTable:
         for number, raw in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
             if len(raw) > longest:
                 LINE_BYTES.check(len(raw), f"{self.name}, line {number}: ")
+            where = f"{self.name}, line {number}"
+            if number == 1 and raw.startswith(WORKBOOK):
+                raise InputError(f"{self.name} is a workbook or archive and no text; save the sheet as CSV (UTF-8).")
             try:
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"{self.name}, line {number}: is not UTF-8; save the file as UTF-8.") from error
+                wide = number == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                looks = "UTF-16" if wide else f"perhaps Windows-1252: {raw.decode('cp1252', 'replace').strip()[:40]!r}"
+                raise InputError(f"{where}: is not UTF-8 ({looks}); save the file as UTF-8.") from error
+            if "\0" in text:
+                raise InputError(f"{where}: is no text, for it has a zero byte; save the file as UTF-8.")
+            if "\r" in text.rstrip("\r\n"):
+                raise InputError(f"{where}: has a carriage return within it; save the file with usual line ends.")
+            yield text
+
+
+def _is_a_row(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether every cell of the header is a number or missing, or a text that its column has again.
+
+    Numbers counted from 0 or 1 are names, as programs give them to columns that have none.
+    """
+    if list(header) in ([str(i + first) for i in range(len(header))] for first in (0, 1)):
+        return False
+    return bool(rows) and all(
+        is_number(cell) or (cell.lower() in MISSING) or any(cell == row[i].strip() for row in rows if i < len(row))
+        for i, cell in enumerate(header)
+    )
 
 
 def scan_tables(folder: Path, test: Path | None = None) -> tuple[dict[str, Table], Table | None]:
@@ -181,6 +258,14 @@ def scan_tables(folder: Path, test: Path | None = None) -> tuple[dict[str, Table
 def csv_files(folder: Path) -> list[Path]:
     """The folder's CSV files, by name."""
     return [path for path in visible_entries(folder) if path.suffix.lower() == ".csv" and path.is_file()]
+
+
+def look_at_files(folder: Path) -> Iterator[Finding]:
+    """Tables in other formats beside the CSV files, which would be a client less."""
+    for path in visible_entries(folder):
+        if path.is_file() and path.suffix.lower() in OTHER_TABLES:
+            what = f"{path} does not end in .csv and was left out"
+            yield Finding("left-out", f"{what}; save it as CSV if it is a client's, or move it away.")
 
 
 def guess_label(columns: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fedunfold.data.importers import tabular
 from fedunfold.data.importers.classes import Classes
 from fedunfold.data.importers.csv import BLOCK_CELLS, guess_label
 from fedunfold.data.importers.image_transform import ImageTransform
-from fedunfold.data.importers.imported import ImportedData, Rows, client_keys, note_thin_data, split_off_test
+from fedunfold.data.importers.imported import Finding, ImportedData, Rows, client_keys, note_thin_data, split_off_test
 from fedunfold.data.importers.partition_spec import PartitionSpec
 from fedunfold.data.npz import first_line
 
@@ -65,6 +65,9 @@ class Split:
         """Of a column that holds class numbers and knows their names."""
         feature = self.rows.features[column]
         return list(feature.names) if isinstance(feature, _library("datasets").ClassLabel) else None
+
+    def findings(self) -> list[Finding]:
+        return []
 
     def blocks(self, columns: Sequence[str], texts: Collection[str]) -> "Iterator[DataFrame]":
         names = {column: self.class_names(column) for column in columns}
@@ -129,9 +132,8 @@ class HubData:
         test: float,
         transform: ImageTransform | None,
         *,
-        drop: Sequence[str] = (),
-        scaling: tabular.Scaling = "standard",
         seed: int = 0,
+        **columns: Unpack[tabular.ColumnOptions],
     ) -> ImportedData:
         """Partition the rows over clients and turn them into arrays.
 
@@ -141,9 +143,8 @@ class HubData:
             label: The column that names the classes.
             test: The fraction of each client's rows to test on, where there is no split for it.
             transform: How images become rows; without images, all columns are treated as in a table.
-            drop: Columns of a table to leave out.
-            scaling: As in `tabular.encode`.
             seed: Draws the partition and the test rows.
+            **columns: About the columns of a table, as in `tabular.encode`.
 
         Returns:
             The arrays of all clients.
@@ -159,8 +160,9 @@ class HubData:
         if image is not None and transform is not None:
             return _import_images(parts, held, image, label, transform, seed)
         # The column that named the clients would tell the model who they are.
-        drop = [*drop, *([spec.value] if spec.kind == "natural" else [])]
-        return tabular.encode(parts, held, label, drop=drop, scaling=scaling, seed=seed)
+        if spec.kind == "natural":
+            columns["drop"] = [*columns.get("drop", ()), str(spec.value)]
+        return tabular.encode(parts, held, label, seed=seed, **columns)
 
 
 def _load(name: str) -> Any:
@@ -231,7 +233,7 @@ def _import_images(
 ) -> ImportedData:
     named = next(iter(parts.values())).class_names(label)
     found = {str(value): part.name for part in parts.values() for value in part.rows[label]}
-    classes = Classes.of(found, label) if named is None else Classes(tuple(named), integers=False)
+    classes = Classes.of(found, label, categorical=True) if named is None else Classes(tuple(named), integers=False)
 
     def read(split: Split) -> Rows:
         labels = _library("pandas").concat(split.blocks([label], ()))[label]

@@ -5,6 +5,7 @@ They are written as one .npz, which the partition 'given' reads, and the recipe 
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,19 @@ Rows = tuple[NDArray[Any], NDArray[Any]]
 RESERVED = ("test", "train")  # x_test and x_train in the .npz are no client's
 
 
+@dataclass(frozen=True)
+class Finding:
+    """Something in the data that may be a mistake.
+
+    Attributes:
+        kind: A word for it, such as `constant`.
+        message: Where it is, and what to do.
+    """
+
+    kind: str
+    message: str
+
+
 @dataclass(frozen=True, eq=False)
 class ImportedData:
     """Arrays for an environment.
@@ -34,6 +48,7 @@ class ImportedData:
         notes: What the user should know.
         recipe: How a raw row becomes features, so that the trained model can be used on new rows; None for images.
         task: What a model is trained for; without it, classification.
+        findings: What may be a mistake in the data.
     """
 
     clients: Mapping[str, Rows]
@@ -42,15 +57,16 @@ class ImportedData:
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
     task: Task | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def client_key(name: str) -> str:
     """A file's or folder's name as a client's key: what is no letter, digit, dot or underscore becomes a dash.
 
-    >>> client_key("Hospital A (west)")
-    'Hospital-A-west'
+    >>> client_key("Hospital A (west)"), client_key("Zürich")
+    ('Hospital-A-west', 'Zürich')
     """
-    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:64]
+    return re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", name)).strip("-")[:64]
 
 
 def client_keys(names: Mapping[str, str], where: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
 from fedunfold.core.task import Task
-from fedunfold.data.importers.csv import NEEDS_PANDAS
+from fedunfold.data.importers.cells import NEEDS_PANDAS
 from fedunfold.tasks.regression import Regression
 from fedunfold.tasks.survival import Survival
 

@@ -1,40 +1,52 @@
-"""From tables of text to arrays: numbers as they are, texts one-hot, gaps filled, everything on one scale.
+"""From tables of text to arrays: what columns hold, what may be wrong with them, and the features made of them.
 
 Kinds of columns, the median that fills gaps, mean and standard deviation come from the training rows of all clients
 together. A simulation can do that; in a real federation they are agreed on once, from what sites may share, and the
 recipe written beside the data says what was used.
-
-The features are computed from that recipe and not by scikit-learn's ColumnTransformer, which takes 6 to 13 times as
-long, and whose StandardScaler leaves a million timestamps unscaled because it takes them for constant.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Labels
+from fedunfold.data.importers.cells import FEW, NEEDS_PANDAS, alike_spellings, read_rows, strip
 from fedunfold.data.importers.classes import Classes
-from fedunfold.data.importers.csv import MISSING, NEEDS_PANDAS, Table
+from fedunfold.data.importers.column_kinds import column_kinds
+from fedunfold.data.importers.csv import Table
+from fedunfold.data.importers.findings import (
+    look_at_classes,
+    look_at_columns,
+    look_at_ids,
+    look_at_names,
+    look_at_rows,
+    look_at_targets,
+)
 from fedunfold.data.importers.imported import ImportedData, note_thin_data, split_off_test
 from fedunfold.data.importers.number_targets import is_standardised, read_targets, standardise, strata
+from fedunfold.data.importers.recipe import Scaling, apply_recipe, make_recipe
 from fedunfold.io.limits import TABLE_CLASSES, TABLE_NUMBERS, TABLE_TEXTS
 from fedunfold.tasks.classification import Classification
+from fedunfold.tasks.regression import Regression
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
-Scaling = Literal["standard", "none"]
-Recipe = Sequence[Mapping[str, Any]]
 
-LARGEST = float(np.finfo(np.float32).max)
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+class ColumnOptions(TypedDict, total=False):
+    """The arguments of `encode` about columns, for importers that pass them on."""
+
+    drop: Sequence[str]
+    categorical: Sequence[str]
+    id: str | None
+    positive: str | None
+    missing_indicators: bool
+    scaling: Scaling
 
 
 def encode(
@@ -44,6 +56,10 @@ def encode(
     *,
     task: Task | None = None,
     drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    id: str | None = None,
+    positive: str | None = None,
+    missing_indicators: bool = False,
     scaling: Scaling = "standard",
     seed: int = 0,
 ) -> ImportedData:
@@ -55,12 +71,16 @@ def encode(
         label: The column to predict, or those of the times and of the events of survival.
         task: What a model is trained for; without it, classification.
         drop: Columns to leave out.
+        categorical: Columns of categories, the label's among them, whatever their cells look like.
+        id: The column that tells rows apart: no feature, but checked, and written beside predictions.
+        positive: The one of two classes that gets the number 1.
+        missing_indicators: Whether a column of numbers with missing cells also gets a feature that is 1 for them.
         scaling: "standard" gives numbers, a regression's targets among them, mean 0 and deviation 1 over all training
             rows, "none" leaves them.
         seed: Draws the rows of the test set.
 
     Returns:
-        The arrays, with the recipe that made them.
+        The arrays, with the recipe that made them, and what may be a mistake in the data.
 
     Raises:
         InputError: A table, column, row or cell cannot be used; the message names it.
@@ -68,28 +88,51 @@ def encode(
     pandas = import_extra("pandas", NEEDS_PANDAS)
     tables = [*clients.values(), *([] if isinstance(test, float) else [test])]
     targets = (label,) if isinstance(label, str) else label
-    names = _common_columns(tables, targets, drop)
-    first_texts = _find_texts(list(clients.values()), names)
-    frames = {key: _read(table, names, targets, first_texts) for key, table in clients.items()}
-    texts = _texts(pandas.concat(frames.values()), names, first_texts)
+    names = _common_columns(tables, targets, drop, categorical, id)
+    kinds = column_kinds(list(clients.values()), names, categorical)
+    frames = {key: read_rows(table, names, targets, kinds.texts, typos=kinds.typos) for key, table in clients.items()}
+    texts = _texts(pandas.concat(frames.values()), names, kinds.texts, categorical)
     missing: Any = sum(frame.isna().sum() for frame in frames.values())
     if task is None or isinstance(task, Classification):
-        classes = Classes.of(_find_labels(clients, frames, targets[0]), targets[0])
+        classes = Classes.of(
+            _find_labels(clients, frames, targets[0]),
+            targets[0],
+            rows=sum(map(len, frames.values())),
+            categorical=targets[0] in categorical,
+            positive=positive,
+        )
         found: tuple[str, ...] = classes.names
         groups: Callable[[Any], Labels] | None = None
         read: Callable[..., NDArray[Any]] = partial(_class_numbers, classes=classes, label=targets[0])
     else:
+        if positive is not None:
+            raise InputError(f"`positive` is about two classes and not about {task.name}; leave it out.")
+        for name in {*targets} & {*categorical}:
+            raise InputError(f"`categorical`: {name} is what {task.name} predicts, a number; leave it out.")
         found, groups = (), partial(strata, task=task)
         read = partial(read_targets, columns=targets, task=task)
     rows = {key: (frame, read(frame, table=clients[key].name)) for key, frame in frames.items()}
     held: Any = test
     if not isinstance(test, float):
-        frame = _read(test, names, targets, first_texts)
+        frame = read_rows(test, names, targets, kinds.texts)
         held = frame, read(frame, table=test.name)
+    findings = [
+        *kinds.findings,
+        *(finding for table in tables for finding in table.findings()),
+        *look_at_names(tables[0]),
+        *look_at_columns(frames, texts),
+        *look_at_classes({key: y for key, (_, y) in rows.items()} if found else {}, found, targets[0]),
+        *(look_at_targets(frames, targets[0]) if isinstance(task, Regression) else ()),
+        *look_at_rows(frames, None if isinstance(test, float) else held[0], clients),
+        *(look_at_ids(clients, id) if id is not None else ()),
+    ]
     train, tested = split_off_test(rows, found or ("", "event"), held, seed, pandas.concat, groups)
-    recipe = _recipe(texts, pandas.concat([x for x, _ in train.values()]), scaling)
+    gaps = missing if missing_indicators else {}
+    recipe = make_recipe(texts, pandas.concat([x for x, _ in train.values()]), scaling, gaps)
     about: dict[str, Any] = {"label": label, "classes": list(found), "features": recipe}
-    notes = [*_notes(texts, missing, scaling), *note_thin_data(train, tested, found)]
+    if id is not None:
+        about["id"] = id
+    notes = [*_note_order(tables), *_notes(texts, missing, scaling), *note_thin_data(train, tested, found)]
     if task is not None:
         about["task"] = task.describe()
         if is_standardised(task, scaling):
@@ -104,6 +147,7 @@ def encode(
         tuple(notes),
         about,
         task,
+        tuple(findings),
     )
 
 
@@ -121,94 +165,60 @@ def labels_in(tables: Iterable[Table], label: str) -> set[str]:
     found: set[str] = set()
     for table in tables:
         for block in table.blocks([label], {label}) if label in table.columns else ():
-            found |= set(_strip(block[label]).dropna().unique())
+            found |= set(strip(block[label]).dropna().unique())
             if len(found) > TABLE_CLASSES.value:
                 return found
     return found
 
 
-def _common_columns(tables: Sequence[Table], targets: Sequence[str], drop: Sequence[str]) -> list[str]:
+def _common_columns(
+    tables: Sequence[Table], targets: Sequence[str], drop: Sequence[str], categorical: Sequence[str], id: str | None
+) -> list[str]:
     """The feature columns in the first table's order; every table has to have the same ones."""
     first = tables[0]
     for has, lacks in (pair for table in tables for pair in ((first, table), (table, first))):
         for name in has.columns:
-            if name not in drop and name not in lacks.columns:
-                raise InputError(f"{lacks.name} has no column {name}, which {has.name} has; add it, or `drop` it.")
+            if name not in (*drop, id) and name not in lacks.columns:
+                alike = next((other for other in lacks.columns if alike_spellings([name, other])), None)
+                remedy = f"rename its column {alike!r}" if alike is not None else "add it"
+                raise InputError(f"{lacks.name} has no column {name}, which {has.name} has; {remedy}, or `drop` it.")
     options = ("label",) if len(targets) == 1 else ("time", "event")
     for option, name in zip(options, targets, strict=True):
         if name not in first.columns:
             raise InputError(f"`{option}`: {first.name} has no column {name}, only {', '.join(first.columns)}.")
-    for name in drop:
-        if name in targets or not any(name in table.columns for table in tables):
-            reason = "is the label" if name in targets else "is in no file"
-            raise InputError(f"`drop`: column {name} {reason}; leave it out.")
-    names = [name for name in first.columns if name not in targets and name not in drop]
+    ids = () if id is None else (id,)
+    for option, chosen, barred in (("drop", drop, targets), ("id", ids, targets), ("categorical", categorical, drop)):
+        for name in chosen:
+            if name in barred or not any(name in table.columns for table in tables):
+                what = "is left out" if barred is drop else "is the label"
+                raise InputError(
+                    f"`{option}`: column {name} {what if name in barred else 'is in no file'}; leave it out."
+                )
+    names = [name for name in first.columns if name not in (*targets, *drop, *ids)]
     if not names:
-        raise InputError(f"{first.name} has no column but the label {' and '.join(targets)}; give it features.")
+        raise InputError(
+            f"{first.name} has no column but the label {' and '.join(targets)}; give it features, and separate cells "
+            "by commas, semicolons or tabs."
+        )
     return names
 
 
-def _parse(cells: "Series") -> "tuple[Series, Series]":
-    """(the cells as numbers, NaN where one is none; those that are neither numbers nor missing)."""
-    if cells.dtype.kind in "iuf":
-        return cells.astype(float), cells[:0]
-    pandas = import_extra("pandas", NEEDS_PANDAS)
-    present = _strip(cells).dropna()
-    numbers = pandas.to_numeric(present, errors="coerce")
-    return numbers.reindex(cells.index).astype(float), present[numbers.isna()]
-
-
-def _strip(cells: "Series") -> "Series":
-    """Texts without the blanks around them, NaN where that leaves a word for a missing cell, or nothing."""
-    stripped = cells.astype(str).str.strip()
-    return stripped.mask(cells.isna() | stripped.str.lower().isin(MISSING))
-
-
-def _find_texts(tables: Sequence[Table], names: Sequence[str]) -> dict[str, str]:
-    """The columns in which any client has a text, and where the first one is."""
-    found: dict[str, str] = {}
-    total = 0
-    for table in tables:
-        for block in table.blocks(names, ()):
-            total += len(block)
-            TABLE_NUMBERS.check(total * len(names), f"{table.name}: use an .npz file for large data: ")
-            for name in names:
-                for line, text in _parse(block[name])[1][:1].items():
-                    found.setdefault(name, f"{table.name}, line {line}: {text[:40]!r}")
-    return found
-
-
-def _read(table: Table, names: Sequence[str], targets: Sequence[str], texts: Collection[str]) -> "DataFrame":
-    """Texts and numbers by column, the targets' texts among them; NaN for gaps, the index is the line."""
-    pandas = import_extra("pandas", NEEDS_PANDAS)
-    blocks = []
-    for block in table.blocks([*targets, *names], {*targets, *texts}):
-        columns = {name: _strip(block[name]) for name in (*targets, *texts)}
-        for name in names:
-            if name in texts:
-                continue
-            columns[name], others = _parse(block[name])
-            for line, text in others.items():  # only in a test table
-                raise InputError(f"{table.name}, line {line}, column {name}: {text!r} is no number, as at the clients.")
-            for line, number in columns[name][np.isinf(columns[name])].items():
-                where = f"{table.name}, line {line}, column {name}"
-                raise InputError(f"{where}: {number} is not a finite number; correct it or leave the cell empty.")
-        blocks.append(pandas.DataFrame(columns))
-    if not sum(map(len, blocks)):
-        raise InputError(f"{table.name} has a header but no row; add rows or remove the file.")
-    return pandas.concat(blocks)
-
-
-def _texts(rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str, str]) -> dict[str, list[str]]:
+def _texts(
+    rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str, str], categorical: Sequence[str]
+) -> dict[str, list[str]]:
     """The different texts of each column, none where all cells are numbers; refuses what cannot be a feature."""
     found: dict[str, list[str]] = {}
     for name in names:
-        if rows[name].isna().all():
+        filled = rows[name].dropna()
+        if not len(filled):
             raise InputError(f"column {name} is empty at every client; `drop` it.")
-        found[name] = sorted(rows[name].dropna().unique()) if name in first_texts else []
+        found[name] = sorted(filled.unique()) if name in first_texts else []
         where = f"column {name} ({first_texts.get(name)})"
-        if any(DECIMAL_COMMA.fullmatch(text) for text in found[name]):
-            raise InputError(f"{where} has decimal commas; write decimals with a point.")
+        if name not in categorical and len(found[name]) > max(FEW, len(filled) / 2):
+            raise InputError(
+                f"{where} has {len(found[name])} different texts in {len(filled)} rows, as names or ids have; `drop` "
+                "it, name it as `id`, or name it in `categorical` if it holds categories."
+            )
         TABLE_TEXTS.check(len(found[name]), f"{where} is text; correct it, or `drop` it: ")
     width = sum(len(texts) or 1 for texts in found.values())
     TABLE_NUMBERS.check(len(rows) * width, "`drop` text columns, or use an .npz file for large data: ")
@@ -222,52 +232,27 @@ def _find_labels(tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]",
         for line, text in frame[label].drop_duplicates().items():
             where = f"{tables[key].name}, line {line}"
             if not isinstance(text, str):
-                raise InputError(f"{where}: the label column {label} is empty; fill it in or delete the row.")
+                raise InputError(
+                    f"{where}: the label column {label} is empty, or has a word for that such as NA; fill it in or "
+                    "delete the row."
+                )
             found.setdefault(text, where)
             TABLE_CLASSES.check(len(found), f"{where}: column {label} is no column of classes: ")
     return found
 
 
-def _recipe(texts: Mapping[str, list[str]], train: "DataFrame", scaling: Scaling) -> list[dict[str, Any]]:
-    """For each feature: its column, the text it stands for or the number that fills its gaps, mean and scale."""
-    recipe: list[dict[str, Any]] = []
-    for name, choices in texts.items():
-        if choices:
-            recipe += [{"column": name, "is": text} for text in choices]
-            continue
-        values = train[name]
-        median = float(values.median()) if values.notna().any() else 0.0
-        values = values.fillna(median)
-        if values.abs().max() > LARGEST:
-            raise InputError(f"column {name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
-        mean, scale = 0.0, 1.0
-        if scaling == "standard":
-            constant = values.min() == values.max()  # rounding may leave a deviation, by which a test row would explode
-            mean = float(values.iloc[0] if constant else values.mean())
-            scale = 1.0 if constant else float(values.std(ddof=0))
-        recipe.append({"column": name, "missing": median, "mean": mean, "scale": scale})
-    return recipe
-
-
-def apply_recipe(recipe: Recipe, rows: "DataFrame") -> NDArray[np.float32]:
-    """(x − mean)/scale with gaps filled for numbers, 1 or 0 for texts.
-
-    Args:
-        recipe: An entry for each feature.
-        rows: Numbers and texts by column.
-
-    Returns:
-        The features, [rows, features]; what is too large for float32 is infinite.
-    """
-    result = np.empty((len(rows), len(recipe)), dtype=np.float32)
-    with np.errstate(over="ignore"):
-        for position, entry in enumerate(recipe):
-            cells = rows[entry["column"]]
-            if "is" in entry:
-                result[:, position] = cells == entry["is"]
-            else:
-                result[:, position] = (cells.fillna(entry["missing"]) - entry["mean"]) / entry["scale"]
-    return result
+def _note_order(tables: Sequence[Table]) -> list[str]:
+    """That columns are matched by name, where their order differs."""
+    first = tables[0].columns
+    others = [
+        table.name
+        for table in tables[1:]
+        if [name for name in table.columns if name in first] != [name for name in first if name in table.columns]
+    ]
+    if not others:
+        return []
+    listed = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+    return [f"columns are matched by name: {listed} have them in another order than {tables[0].name}."]
 
 
 def _notes(texts: Mapping[str, list[str]], missing: Mapping[str, int], scaling: Scaling) -> list[str]:
@@ -283,34 +268,3 @@ def _notes(texts: Mapping[str, list[str]], missing: Mapping[str, int], scaling: 
     if scaling == "standard" and numbers:
         notes.append("numbers were standardised with mean and deviation of all clients' training rows.")
     return notes
-
-
-def encode_new_rows(table: Table, recipe: Recipe) -> tuple[NDArray[np.float32], list[str]]:
-    """Features of rows that were not there when the recipe was made.
-
-    Args:
-        table: The rows; columns that the recipe does not know are left out.
-        recipe: An entry for each feature, as `encode` made them.
-
-    Returns:
-        The features, [rows, features], and what to know of them: texts that no training row had.
-
-    Raises:
-        InputError: A column is missing, or a cell is no number where the training rows have numbers.
-    """
-    names = list(dict.fromkeys(entry["column"] for entry in recipe))
-    for name in names:
-        if name not in table.columns:
-            raise InputError(f"{table.name} has no column {name}, which the model was trained on; add it.")
-    known: dict[str, set[str]] = {}
-    for entry in recipe:
-        if "is" in entry:
-            known.setdefault(entry["column"], set()).add(entry["is"])
-    rows = _read(table, names, (), known)
-    notes = []
-    for name, texts in known.items():
-        strange = rows[name][rows[name].notna() & ~rows[name].isin(texts)]
-        if len(strange):
-            first = f"{strange.iloc[0]!r} in line {strange.index[0]}"
-            notes.append(f"column {name}: {len(strange)} cells have a text that no training row had, such as {first}.")
-    return apply_recipe(recipe, rows), notes
