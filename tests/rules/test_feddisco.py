@@ -12,6 +12,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules import feddisco, size
+from fedunfold.rules.rule import uses_of
 from fedunfold.tasks import regression
 from fedunfold.training.loop import run_rounds
 from tests.support.federations import simulated, tiny
@@ -23,6 +24,10 @@ SKEWED = [[15, 15], [30, 10], [30, 0]]  # distances of (1/2, 1/2), (3/4, 1/4) an
 def weights_of(rule: Any, updates: ClientUpdates) -> list[float]:
     found: list[float] = weigh(rule, updates)[0].tolist()
     return found
+
+
+def test_it_says_what_it_reads() -> None:
+    assert uses_of(feddisco()) == {"label counts"}
 
 
 def test_worked_case_by_divergence() -> None:

@@ -71,7 +71,7 @@ def feddisco(a: float = 0.5, b: float = 0.1, *, distance: Literal["kl", "l2"] = 
         return weights, state
 
     name = "feddisco" if (a, b, distance) == (0.5, 0.1, "kl") else f"feddisco(a={a:g}, b={b:g}, distance={distance})"
-    return Rule(name, weigh)
+    return Rule(name, weigh, uses=frozenset({"label counts"}))
 
 
 def _discrepancies(counts: Tensor, distance: str) -> Tensor:
