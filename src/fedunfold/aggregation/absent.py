@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.algorithm import Absent
-from fedunfold.core.messages import ClientUpdates, OpenSum, WeightedSum
+from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ def with_memory(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tens
     """The report with all updates that enter the round, the table's m_k, in it."""
     if absent != "remember" or report.remembered is not None:
         return report
-    # Rows of their own: a view would keep all updates of its round alive.
-    latest = {int(k): row.clone() for k, row in zip(report.updates.clients, report.updates.rows, strict=True)}
+    updates = report.updates
+    copies = updates.copies() if isinstance(updates, OpenUpdates) else list(updates.rows)
+    latest = {int(k): row for k, row in zip(updates.clients, copies, strict=True)}
     for row in latest.values():
         report.layout.buffers(row).zero_()  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
-    empty = report.updates.rows.new_empty(0, report.updates.rows.shape[1])
-    return replace(report, remembered=RememberedUpdates(memory, empty))
+    like = next(iter(memory.values())).new_empty(0, len(copies[0])) if copies else updates.rows[:0]
+    return replace(report, remembered=RememberedUpdates(memory, like))
 
 
 def eligible_clients(report: ClientUpdates, absent: Absent) -> Tensor:

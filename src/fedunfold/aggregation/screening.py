@@ -82,11 +82,12 @@ def filter_updates(
     log_norms, reasons = np.full(len(report.client_ids), math.nan), dict(report.rejected)
     if isinstance(updates := report.updates, OpenUpdates):
         measured = _norms(report, updates)
-        report = replace(report, updates=replace(updates, norms=measured))
+        if updates.norms is None:
+            report = replace(report, updates=replace(updates, norms=measured))
         clients, norms = updates.clients.numpy(), measured.numpy()
         finite = np.isfinite(norms)
         if report.layout.num_buffer_entries:
-            finite = is_usable(updates.rows).cpu().numpy()
+            finite = updates.usable().cpu().numpy()
         if len(clients) and not finite.any():
             raise DivergenceError(_all_rejected(report, {*reasons, *(report.client_ids[k] for k in clients)}))
         steps = np.ones(len(clients)) if normalized else np.maximum(report.num_steps.numpy()[clients], 1)

@@ -109,7 +109,7 @@ def aggregate(
         For every run the server after the round, whose model is finite, and what entered it.
     """
     done = [_aggregate(*of_run, algorithm) for of_run in zip(servers, reports, decisions, strict=True)]
-    if not torch.stack([after.model for after, _ in done]).sum(1).cpu().isfinite().all():
+    if not torch.stack([after.model.sum() for after, _ in done]).cpu().isfinite().all():
         raise DivergenceError(
             f"round {reports[0].round}: the aggregated model is not finite; lower the learning rate of the "
             f"server ({algorithm.server}) or of the clients."
@@ -148,9 +148,10 @@ def _aggregate(
         direction = direction + decision.momentum * server.direction
     model, optimizer = algorithm.server.trusted_update(server.model, direction, server.optimizer, info, decision.trust)
     if layout.num_buffer_entries:
-        fresh = mean
-        if isinstance(report.updates, OpenUpdates):
-            fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
+        fresh, own = mean, report.updates
+        if isinstance(own, OpenUpdates) and own is not updates:  # nothing from memory
+            linear = algorithm.aggregator.is_linear
+            fresh = own.weighted_sum(alpha).total if linear else combine(own.rows, alpha[own.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
     after = ServerState(model, optimizer, memory, direction, mean if len(clients) else server.mean)
     return after, Aggregated(participated, eligible, entered, direction, info)

@@ -151,6 +151,14 @@ class OpenUpdates:
         """⟨v, Δ_k⟩, [n]."""
         return self.rows @ vector
 
+    def usable(self) -> Tensor:
+        """Which are finite and small enough to be measured, and so to be added up, [n]."""
+        return torch.isfinite(self.rows.norm(dim=1))
+
+    def copies(self) -> list[Tensor]:
+        """Δ_k [d], each in memory of its own: a view of a row would keep all rows alive."""
+        return [row.clone() for row in self.rows]
+
     def select(self, accepted: Tensor) -> "OpenUpdates":
         """Those of some of the clients [n]."""
         rows = self.rows[accepted.to(self.rows.device)]
@@ -234,13 +242,6 @@ class ClientUpdates:
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
         rejected: Clients whose contribution cannot be used, and why; they count as absent.
-
-    >>> import fedunfold as fu
-    >>> @fu.rule()
-    ... def equal_among_participants(updates, state):
-    ...     return updates.participated.double() / updates.participated.sum(), state
-    >>> fu.run("digits-label-skew", equal_among_participants).weights[0].tolist()
-    [0.2, 0.2, 0.2, 0.2, 0.2]
     """
 
     round: int
@@ -340,9 +341,6 @@ class RejectedUpdate:
         round: t, from 0.
         client: Its id.
         reason: What is wrong, as the end of a sentence that begins with "it".
-
-    >>> RejectedUpdate(round=3, client="hospital-b", reason="has a NaN").client
-    'hospital-b'
     """
 
     round: int

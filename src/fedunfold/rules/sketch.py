@@ -95,7 +95,8 @@ def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
 
 def few_enough(report: ClientUpdates) -> bool:
     """Whether all pairs of a round's updates can be multiplied as they are."""
-    return len(report.entering.clients) ** 2 * report.updates.rows.shape[1] <= EXACT_PRODUCTS
+    entries = report.layout.size or report.updates.rows.shape[1]  # rows may have to be stacked first
+    return len(report.entering.clients) ** 2 * entries <= EXACT_PRODUCTS
 
 
 def _norms(updates: UpdateSet, rows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -16,8 +16,8 @@ from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.failures import FailureKind, Failures
+from fedunfold.engines.flower.model_arrays import RecordLayout
 from fedunfold.engines.flower.roster import Roster
-from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.io.plain_values import from_plain, to_plain
 from fedunfold.rules.rule import State, WeightingRule, describe_rule, renamed
@@ -43,7 +43,9 @@ class Progress:
         round: How many rounds clients were asked to train in.
         server_round: The last of Flower's rounds, from 1, whose training is aggregated.
         resumed: What `server_round` was in the checkpoint; 0 without one.
-        messages: What clients were sent last.
+        sent: The model as Flower has it, which clients train next.
+        asked: The last of Flower's rounds that `messages` are of.
+        messages: What clients were sent last to train, and `evaluating` to evaluate.
         log_norms: Of every round those of the updates accepted (`aggregation.screening`).
         roster: The clients that have answered.
         failures: What went wrong with clients.
@@ -63,7 +65,10 @@ class Progress:
     round: int = 0
     server_round: int = 0
     resumed: int = 0
+    sent: ArrayRecord | None = None
+    asked: int = 0
     messages: tuple[Message, ...] = ()
+    evaluating: tuple[Message, ...] = ()
     log_norms: list[Tensor] = field(default_factory=list)
     roster: Roster = field(default_factory=Roster)
     failures: Failures = field(default_factory=Failures)
@@ -80,21 +85,39 @@ class Progress:
         """Before the first round."""
         layout = RecordLayout.of(arrays)
         model = layout.read(arrays)
-        return cls(layout, rule, ServerState.start(model.vector, algorithm), model.counters, model.types)
+        server = ServerState.start(model.vector, algorithm)
+        return cls(layout, rule, server, model.counters, model.types, sent=arrays)
 
     @property
-    def model(self) -> ModelArrays:
-        """w^(t) and the counters."""
-        return ModelArrays(self.server.model, self.counters, self.types)
+    def client_ids(self) -> list[str]:
+        """All clients, in an order that stays: the server's memory goes by position."""
+        named: tuple[str, ...] | None = getattr(self.rule, "client_ids", None)
+        return list(self.roster.num_examples if named is None else named)
 
-    @property
-    def arrays(self) -> ArrayRecord:
+    def record(self) -> ArrayRecord:
         """The model as clients are sent it."""
-        return self.layout.record(self.model)
+        self.sent = self.layout.record(self.server.model, self.counters, self.types)
+        return self.sent
+
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Go on from the model that is sent, where somebody has changed it since it was aggregated."""
+        if arrays is self.sent:
+            return
+        found = self.layout.read(arrays)
+        if found.dtype == np.float64:
+            self.widen()
+        self.server = replace(self.server, model=found.vector.to(self.server.model.dtype))
+        self.counters, self.types, self.sent = found.counters, found.types, arrays
+
+    def sampled(self) -> list[str]:
+        """Who was sent a train message; one that was not sent, by a strategy that chose among them, has no id."""
+        sent = [message for message in self.messages if message.metadata.message_id] or self.messages
+        return [self.roster.name(message.metadata.dst_node_id) for message in sent]
 
     def sender(self, reply: Message) -> int:
         """The node a reply is from; one that was lost comes as an error from no node, so what it replies to counts."""
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self.messages}
+        messages = (*self.messages, *self.evaluating)
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
     def widen(self) -> None:
@@ -105,6 +128,35 @@ class Progress:
         """Tell the rule that a client turns out to have another id."""
         if before != after:
             self.rule_state = renamed(self.rule, self.rule_state, before, after)
+
+    def forget(self, after: int, most: int) -> None:
+        """Let go of clients that are gone, and of updates beyond what is to be remembered.
+
+        Args:
+            after: A client without a lasting id is forgotten so many rounds after its node was last connected.
+            most: Updates of so many clients are remembered.
+        """
+        before = self.client_ids
+        gone = self.roster.forget(self.round - after)
+        kept = {before[k]: row for k, row in self.server.memory.items() if before[k] not in gone}
+        if left := len(self.server.memory) - len(kept):
+            log.warning(
+                "round %d: the updates of %d clients are no longer remembered, because their nodes left more than %d "
+                "rounds ago; have clients register with registration_mod if they come back as other nodes",
+                *(self.round, left, after),
+            )
+        connected = self.roster.connected
+        oldest = sorted(kept, key=lambda name: connected.get(name, self.round))[: max(0, len(kept) - most)]
+        if oldest:
+            log.warning(
+                "round %d: the updates of %d clients are no longer remembered, because those of %d are at most; "
+                "raise remember_clients if they are to count",
+                *(self.round, len(oldest), most),
+            )
+        if gone or oldest:
+            place = {name: k for k, name in enumerate(self.client_ids)}
+            memory = {place[name]: row for name, row in kept.items() if name not in oldest}
+            self.server = replace(self.server, memory=dict(sorted(memory.items())))
 
     # --- rounds of before a restart --------------------------------------------------------------------
 
@@ -173,6 +225,7 @@ class Progress:
             "num_examples": roster.num_examples,
             "nodes": list(roster.nodes.items()),
             "registered": sorted(roster.registered),
+            "connected": roster.connected,
             "failures": [(*which, count) for which, count in self.failures.counts.items()],
             "weights": self.weights,
             "metrics": {
@@ -199,6 +252,7 @@ class Progress:
             {str(name): float(count) for name, count in about["num_examples"].items()},
             {int(node): str(name) for node, name in about["nodes"]},
             set(map(str, about["registered"])),
+            {str(name): int(t) for name, t in about["connected"].items()},
         )
         counts = {(str(name), cast(FailureKind, str(kind))): int(count) for name, kind, count in about["failures"]}
         self.failures = Failures(Counter(counts))

@@ -1,0 +1,103 @@
+"""The server's step of a Flower strategy: from the replies of a round to Θ and the next model."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.screening import filter_updates
+from fedunfold.aggregation.server_round import aggregate, with_past
+from fedunfold.core.algorithm import Algorithm
+from fedunfold.core.errors import FederationError
+from fedunfold.core.example_counts import cap_examples
+from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.participation import Participation
+from fedunfold.engines.flower.progress import Progress
+from fedunfold.engines.flower.replies import Update, merge_replies
+from fedunfold.engines.flower.reply_updates import ReplyUpdates
+from fedunfold.engines.flower.schema import ClientReply
+from fedunfold.rules.rule import decide, requested_metrics
+
+
+def server_step(
+    run: Progress,
+    algorithm: Algorithm,
+    updates: dict[str, Update],
+    cohort: Collection[str],
+    max_examples_ratio: float | None,
+) -> dict[str, float]:
+    """Weigh and aggregate.
+
+    Args:
+        run: Where the run stands; it is moved on.
+        algorithm: What the server does with the updates.
+        updates: Of this round, measured, by client; those that are rejected for their norm are taken out.
+        cohort: Who was sampled for it.
+        max_examples_ratio: How many times the median of the others N_k counts at most.
+
+    Returns:
+        Θ over the cohort.
+    """
+    report = _report(run, algorithm, updates, set(cohort), max_examples_ratio)
+    if not report.client_ids:
+        raise FederationError("no client has sent an update that can be used so far.")
+    # Norms as they are: a client that claims many steps gets no larger limit for it.
+    filtered = filter_updates(report, algorithm.filter, run.log_norms, normalized=True)
+    for entry in filtered.rejected:
+        run.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
+        del updates[entry.client]
+    entering = with_past(filtered.report, algorithm.absent, run.server)
+    decision, remembered = decide(run.rule, entering, run.rule_state)
+    ((run.server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
+    run.log_norms.append(filtered.log_norms)
+    run.rule_state = remembered
+    # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
+    shares = coefficients(decision.weights, aggregated.eligible).tolist()
+    alpha = {name: a for name, a in zip(report.client_ids, shares, strict=True) if name in updates}
+    run.counters = {
+        # numpy makes a plain number of a sum of arrays without dimensions
+        name: np.asarray(old + sum(a * (updates[k].arrays.counters[name] - old) for k, a in alpha.items()))
+        for name, old in run.counters.items()
+    }
+    run.types = next((update.arrays.types for update in updates.values()), run.types)
+    over_cohort = coefficients(decision.weights, report.cohort)
+    return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
+
+
+def _report(
+    run: Progress,
+    algorithm: Algorithm,
+    updates: Mapping[str, Update],
+    sampled: set[str],
+    max_examples_ratio: float | None,
+) -> ClientUpdates:
+    """The round of all clients known so far; sampled ones without an update are absent."""
+    metrics, model, layout, client_ids = (
+        requested_metrics(run.rule),
+        run.server.model,
+        run.layout.params,
+        run.client_ids,
+    )
+    num_examples = run.roster.num_examples
+    if max_examples_ratio is not None:
+        num_examples = cap_examples(num_examples, updates, max_examples_ratio)
+    sizes = {client_id: num_examples.get(client_id, 0) for client_id in client_ids}
+    trained = [k for k, name in enumerate(client_ids) if name in updates and name in sampled]
+    own = [updates[client_ids[k]] for k in trained]
+    norms = torch.tensor([update.norm for update in own], dtype=torch.float64)
+    sent = ReplyUpdates(torch.tensor(trained, dtype=torch.long), [update.arrays.pieces for update in own], model, norms)
+    replies = {}
+    for client_id, update in updates.items():
+        numbers = dict(update.metrics) | ({"norm": update.norm} if "norm" in metrics else {})
+        replies[client_id] = ClientReply(numbers, {})
+    steps = np.array([updates[name].num_steps if name in updates else 0 for name in client_ids], dtype=np.int64)
+    participation = Participation(*2 * [np.array([client_id in sampled for client_id in client_ids], dtype=bool)])
+    request = TrainRequest("", run.round, model, algorithm.local, metrics)
+    report = merge_replies(request, sizes, participation, replies, layout, steps, updates=sent)
+    if "gradients" not in metrics:
+        return report
+    # Up to the learning rate, which all clients share and angles do not see.
+    gradients = layout.params(ReplyUpdates(sent.clients, sent.replies, model, norms).rows.neg_())
+    return replace(report, metrics=replace(report.metrics, gradients=gradients))
