@@ -54,12 +54,14 @@ class Rule:
         weigh: The function.
         required_metrics: What clients have to report for it.
         optional_metrics: What it reads where clients report it; NaN where they do not.
+        client_ids: Whom it has weights for, in this order, where it is for certain clients alone.
     """
 
     name: str
     weigh: Weigh = field(repr=False)
     required_metrics: frozenset[Metric] = frozenset()
     optional_metrics: frozenset[Metric] = frozenset()
+    client_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_metrics(self.name, requested_metrics(self))

@@ -116,8 +116,8 @@ class Progress:
 
     def sender(self, reply: Message) -> int:
         """The node a reply is from; one that was lost comes as an error from no node, so what it replies to counts."""
-        messages = (*self.messages, *self.evaluating)
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        sent = [message.metadata for message in (*self.messages, *self.evaluating) if message.metadata.message_id]
+        asked = {metadata.message_id: metadata.dst_node_id for metadata in sent}
         return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
     def widen(self) -> None:

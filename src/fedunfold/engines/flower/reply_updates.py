@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.messages import OpenSum, OpenUpdates
+from fedunfold.core.update_parts import PART
 
-BLOCK = 2**18
-"""How many numbers are worked on at a time, of all replies together: 1 MB in single precision."""
 Pieces = Sequence[np.ndarray]
 
 
@@ -72,6 +71,11 @@ class ReplyUpdates(OpenUpdates):
             found += block @ values[begin : begin + block.shape[1]]
         return torch.from_numpy(found).to(self.model.dtype)
 
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """The updates a part at a time (`core.update_parts.InParts`)."""
+        for begin, block in blocks(self.replies, self.model):
+            yield begin, torch.from_numpy(block)
+
     def usable(self) -> Tensor:
         return torch.ones(len(self.replies), dtype=torch.bool)
 
@@ -110,11 +114,11 @@ def measure(replies: Sequence[Pieces], model: Tensor, num_params: int) -> tuple[
 
 
 def blocks(replies: Sequence[Pieces], model: Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """The updates a part at a time: where it begins, and its entries of all clients [n, about BLOCK/n], which the next
+    """The updates a part at a time: where it begins, and its entries of all clients [n, about PART/n], which the next
     part is written over."""
     if not replies:
         return
-    values, longest = model.numpy(), max(256, BLOCK // len(replies))
+    values, longest = model.numpy(), max(256, PART // len(replies))
     differences = np.empty((len(replies), min(longest, len(values))), values.dtype)
     first = 0
     for pieces in zip(*replies, strict=True):

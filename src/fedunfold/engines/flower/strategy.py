@@ -302,7 +302,9 @@ class WeightedStrategy(FedAvg):
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
         if client_id not in (getattr(run.rule, "client_ids", None) or (client_id,)):
-            raise InputError("is a client the weights were not learned for; have it register with registration_mod")
+            raise InputError(
+                f"is a client that the weights '{run.rule.name}' do not name; have it register with registration_mod"
+            )
         arrays = run.layout.read(records[0])
         if not arrays.has_finite_counters:
             raise InputError(f"{NOT_USABLE} in its arrays")

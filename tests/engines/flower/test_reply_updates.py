@@ -1,0 +1,173 @@
+"""Updates read off the replies are those of a stack of them, and are neither stacked nor read more than need be."""
+
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+import fedunfold as fu
+from fedunfold.aggregation.absent import RememberedUpdates
+from fedunfold.core.messages import OpenUpdates
+from fedunfold.core.update_parts import PART
+from fedunfold.engines.flower import WeightedStrategy, reply_updates, server_step
+from fedunfold.engines.flower.reply_updates import ReplyUpdates, measure
+from fedunfold.rules import sketch
+from tests.engines.flower.test_strategy import app_of
+from tests.support.grid import LocalGrid
+
+SIZES = (5, 1, 700, 300)
+"""Arrays shorter and longer than a block."""
+
+
+@pytest.fixture(params=[np.float32, np.float64], ids=["float32", "float64"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[ReplyUpdates, OpenUpdates]:
+    """The same updates of clients 1, 2 and 4, read off and stacked; the last 300 entries are buffers."""
+    monkeypatch.setattr(reply_updates, "PART", 3 * 256)
+    random = np.random.default_rng(0)
+    replies = [[random.normal(size=size).astype(request.param) for size in SIZES] for _ in range(3)]
+    model = torch.from_numpy(random.normal(size=sum(SIZES)).astype(request.param))
+    rows = torch.stack([torch.from_numpy(np.concatenate(reply)) - model for reply in replies])
+    norms, usable = measure(replies, model, sum(SIZES[:-1]))
+    assert usable.tolist() == [True] * 3
+    torch.testing.assert_close(norms, rows[:, : -SIZES[-1]].norm(dim=1).double(), rtol=1e-6, atol=0)
+    clients = torch.tensor([1, 2, 4])
+    return ReplyUpdates(clients, replies, model, norms), OpenUpdates(clients, rows, norms)
+
+
+@pytest.mark.parametrize("stacked_before", [False, True])
+def test_they_are_those_of_a_stack(stacked_before: bool, pair: tuple[ReplyUpdates, OpenUpdates]) -> None:
+    lazy, stacked = pair
+    if stacked_before:
+        assert torch.equal(lazy.rows, stacked.rows)
+    coefficients = torch.tensor([9.0, 0.2, 0.3, 9.0, 0.5], dtype=torch.float64)
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+    found, expected = (updates.weighted_sum(coefficients) for updates in pair)
+    torch.testing.assert_close(found.total, expected.total, **close)
+    vector = lazy.model + 1
+    torch.testing.assert_close(found.inner_products(vector), expected.inner_products(vector), **close)
+    assert all(map(torch.equal, lazy.copies(), stacked.copies()))
+    some = torch.tensor([True, False, True])
+    left, expected_left = lazy.select(some), stacked.select(some)
+    assert left.clients.tolist() == [1, 4]
+    assert torch.equal(left.rows, expected_left.rows)
+    assert lazy.usable().tolist() == stacked.usable().tolist()
+    assert ("rows" in vars(lazy)) == stacked_before
+
+
+def test_nobody() -> None:
+    nobody = ReplyUpdates(torch.zeros(0, dtype=torch.long), [], torch.ones(3), torch.zeros(0))
+    assert nobody.rows.shape == (0, 3)
+    assert nobody.weighted_sum(torch.ones(2)).total.tolist() == [0, 0, 0]
+    assert nobody.copies() == []
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("at", [0, 3], ids=["a parameter", "a buffer"])
+def test_what_cannot_be_added_up_is_noticed(bad: float, at: int) -> None:
+    replies = [[np.ones(size, np.float32) for size in SIZES] for _ in range(3)]
+    replies[1][at][:] = bad
+    norms, usable = measure(replies, torch.zeros(sum(SIZES)), sum(SIZES[:-1]))
+    assert usable.tolist() == [True, False, True]
+    assert norms[[0, 2]].tolist() == pytest.approx([sum(SIZES[:-1]) ** 0.5] * 2)
+
+
+# --- in a strategy -----------------------------------------------------------------------------------------
+
+CLIENTS, ENTRIES = 8, 2**18
+CONFIG = ConfigRecord()
+
+
+def replies_to(messages: Sequence[Message]) -> list[Message]:
+    found = []
+    for message in messages:
+        node = message.metadata.dst_node_id
+        random = np.random.default_rng(node)
+        arrays = {name: Array(random.normal(size=ENTRIES // 4).astype(np.float32)) for name in "abcd"}
+        metrics = MetricRecord({"num-examples": 10 * node, "loss": 0.1 * node, "accuracy": 0.5})
+        reply = Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = node
+        found.append(reply)
+    return found
+
+
+def refuse_to_stack(_: object) -> torch.Tensor:
+    raise AssertionError("somebody has asked for a stack of all updates")
+
+
+def aggregated(strategy: FedAvg, *, stacked: bool = False) -> tuple[ArrayRecord, int]:
+    """The model of one round, and how much numpy had allocated at most while it was made."""
+    if stacked:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(server_step, "ReplyUpdates", as_a_stack)
+            return aggregated(strategy)
+    grid = LocalGrid(app_of(), {node: {} for node in range(1, CLIENTS + 1)})
+    begin = ArrayRecord({name: Array(np.ones(ENTRIES // 4, np.float32)) for name in "abcd"})
+    replies = replies_to(list(strategy.configure_train(1, begin, CONFIG, grid)))
+    tracemalloc.start()
+    arrays, _ = strategy.aggregate_train(1, replies)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert arrays is not None
+    return arrays, most
+
+
+def as_a_stack(clients: torch.Tensor, replies: Any, model: torch.Tensor, norms: torch.Tensor) -> OpenUpdates:
+    return OpenUpdates(clients, ReplyUpdates(clients, replies, model, norms).rows, norms)
+
+
+@pytest.mark.parametrize("rule", [fu.size(), fu.dr(), fu.fedfa()], ids=lambda rule: rule.name)
+def test_rules_that_read_numbers_alone_stack_nothing(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplyUpdates, "rows", property(refuse_to_stack))
+    ours, most = aggregated(WeightedStrategy(rule))
+    theirs, fedavgs = aggregated(FedAvg())
+    assert most < 1.2 * fedavgs + 4 * PART * 4
+    if rule.name == "size":
+        for name in theirs:
+            np.testing.assert_allclose(ours[name].numpy(), theirs[name].numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("few", [10**6, 10**9], ids=["sketches", "exact products"])
+@pytest.mark.parametrize("absent", ["drop", "remember"])
+def test_a_pretrained_rule_stacks_nothing_either(absent: Any, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what is remembered; and it decides as over a stack."""
+    monkeypatch.setattr(sketch, "EXACT_PRODUCTS", few)
+    expected, _ = aggregated(WeightedStrategy(fu.pretrained(), absent=absent), stacked=True)
+    for kind in (ReplyUpdates, RememberedUpdates):
+        monkeypatch.setattr(kind, "rows", property(refuse_to_stack))
+    found, _ = aggregated(WeightedStrategy(fu.pretrained(), absent=absent))
+    for name in expected:
+        np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"rule": fu.fedadp()}, {"aggregator": fu.median()}], ids=["fedadp", "median"])
+def test_others_have_one_copy_of_the_replies(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    original = np.empty
+
+    def noted(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(shape, *args, **kwargs)
+        made.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(np, "empty", noted)
+    aggregated(WeightedStrategy(**settings))
+    assert [size for size in made if size >= CLIENTS * ENTRIES * 4] == [CLIENTS * ENTRIES * 4]
+
+
+def test_replies_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to screen them, once for their sum."""
+    passes: list[int] = []
+    original = reply_updates.blocks
+
+    def noted(replies: Any, model: torch.Tensor) -> Any:
+        passes.append(len(replies))
+        return original(replies, model)
+
+    monkeypatch.setattr(reply_updates, "blocks", noted)
+    aggregated(WeightedStrategy())
+    assert passes == [CLIENTS, CLIENTS]
