@@ -15,4 +15,4 @@ class InParts(Protocol):
     """Updates that are somewhere else already, so that a stack of them would be a copy too many."""
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """All of them a part at a time: where it begins, and its entries [n, ≤ d], which the next part may overwrite."""
+        """All of them a part at a time: where it begins, and its entries [n, ≤ d]; the next part may overwrite them."""

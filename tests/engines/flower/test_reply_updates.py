@@ -15,7 +15,7 @@ from fedunfold.aggregation.absent import RememberedUpdates
 from fedunfold.core.messages import OpenUpdates
 from fedunfold.core.update_parts import PART
 from fedunfold.engines.flower import WeightedStrategy, reply_updates, server_step
-from fedunfold.engines.flower.reply_updates import ReplyUpdates, measure
+from fedunfold.engines.flower.reply_updates import ReplyUpdates, UnusableReplies
 from fedunfold.rules import sketch
 from tests.engines.flower.test_strategy import app_of
 from tests.support.grid import LocalGrid
@@ -28,15 +28,14 @@ SIZES = (5, 1, 700, 300)
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[ReplyUpdates, OpenUpdates]:
     """The same updates of clients 1, 2 and 4, read off and stacked; the last 300 entries are buffers."""
     monkeypatch.setattr(reply_updates, "PART", 3 * 256)
+    monkeypatch.setattr(reply_updates, "PIECE", 100)
     random = np.random.default_rng(0)
     replies = [[random.normal(size=size).astype(request.param) for size in SIZES] for _ in range(3)]
     model = torch.from_numpy(random.normal(size=sum(SIZES)).astype(request.param))
     rows = torch.stack([torch.from_numpy(np.concatenate(reply)) - model for reply in replies])
-    norms, usable = measure(replies, model, sum(SIZES[:-1]))
-    assert usable.tolist() == [True] * 3
-    torch.testing.assert_close(norms, rows[:, : -SIZES[-1]].norm(dim=1).double(), rtol=1e-6, atol=0)
+    norms = rows[:, : -SIZES[-1]].norm(dim=1).double()
     clients = torch.tensor([1, 2, 4])
-    return ReplyUpdates(clients, replies, model, norms), OpenUpdates(clients, rows, norms)
+    return ReplyUpdates(clients, replies, model, sum(SIZES[:-1])), OpenUpdates(clients, rows, norms)
 
 
 @pytest.mark.parametrize("stacked_before", [False, True])
@@ -48,6 +47,7 @@ def test_they_are_those_of_a_stack(stacked_before: bool, pair: tuple[ReplyUpdate
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     found, expected = (updates.weighted_sum(coefficients) for updates in pair)
     torch.testing.assert_close(found.total, expected.total, **close)
+    torch.testing.assert_close(lazy.norms, stacked.norms, rtol=1e-6, atol=0)
     vector = lazy.model + 1
     torch.testing.assert_close(found.inner_products(vector), expected.inner_products(vector), **close)
     assert all(map(torch.equal, lazy.copies(), stacked.copies()))
@@ -60,7 +60,7 @@ def test_they_are_those_of_a_stack(stacked_before: bool, pair: tuple[ReplyUpdate
 
 
 def test_nobody() -> None:
-    nobody = ReplyUpdates(torch.zeros(0, dtype=torch.long), [], torch.ones(3), torch.zeros(0))
+    nobody = ReplyUpdates(torch.zeros(0, dtype=torch.long), [], torch.ones(3), 3)
     assert nobody.rows.shape == (0, 3)
     assert nobody.weighted_sum(torch.ones(2)).total.tolist() == [0, 0, 0]
     assert nobody.copies() == []
@@ -71,9 +71,11 @@ def test_nobody() -> None:
 def test_what_cannot_be_added_up_is_noticed(bad: float, at: int) -> None:
     replies = [[np.ones(size, np.float32) for size in SIZES] for _ in range(3)]
     replies[1][at][:] = bad
-    norms, usable = measure(replies, torch.zeros(sum(SIZES)), sum(SIZES[:-1]))
-    assert usable.tolist() == [True, False, True]
-    assert norms[[0, 2]].tolist() == pytest.approx([sum(SIZES[:-1]) ** 0.5] * 2)
+    for asked in ("norms", "rows", "sum"):
+        updates = ReplyUpdates(torch.tensor([1, 3, 5]), replies, torch.zeros(sum(SIZES)), sum(SIZES[:-1]))
+        with pytest.raises(UnusableReplies) as found:
+            _ = updates.weighted_sum(torch.ones(6)) if asked == "sum" else getattr(updates, asked)
+        assert found.value.clients == [3]
 
 
 # --- in a strategy -----------------------------------------------------------------------------------------
@@ -116,8 +118,9 @@ def aggregated(strategy: FedAvg, *, stacked: bool = False) -> tuple[ArrayRecord,
     return arrays, most
 
 
-def as_a_stack(clients: torch.Tensor, replies: Any, model: torch.Tensor, norms: torch.Tensor) -> OpenUpdates:
-    return OpenUpdates(clients, ReplyUpdates(clients, replies, model, norms).rows, norms)
+def as_a_stack(clients: torch.Tensor, replies: Any, model: torch.Tensor, num_params: int) -> OpenUpdates:
+    found = ReplyUpdates(clients, replies, model, num_params)
+    return OpenUpdates(clients, found.rows, found.norms)
 
 
 @pytest.mark.parametrize("rule", [fu.size(), fu.dr(), fu.fedfa()], ids=lambda rule: rule.name)
@@ -159,15 +162,16 @@ def test_others_have_one_copy_of_the_replies(settings: dict[str, Any], monkeypat
     assert [size for size in made if size >= CLIENTS * ENTRIES * 4] == [CLIENTS * ENTRIES * 4]
 
 
-def test_replies_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once to screen them, once for their sum."""
-    passes: list[int] = []
-    original = reply_updates.blocks
+@pytest.mark.parametrize(("filter", "passes"), [("finite", 1), ("norm", 2)])
+def test_replies_are_read_once(filter: Any, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is screened by its norm beside the others' is read a second time for the sum."""
+    begun: list[int] = []
+    original = ReplyUpdates._aligned
 
-    def noted(replies: Any, model: torch.Tensor) -> Any:
-        passes.append(len(replies))
-        return original(replies, model)
+    def noted(self: ReplyUpdates, longest: int) -> Any:
+        begun.append(longest)
+        return original(self, longest)
 
-    monkeypatch.setattr(reply_updates, "blocks", noted)
-    aggregated(WeightedStrategy())
-    assert passes == [CLIENTS, CLIENTS]
+    monkeypatch.setattr(ReplyUpdates, "_aligned", noted)
+    aggregated(WeightedStrategy(filter=filter))
+    assert begun == [reply_updates.PIECE] * passes

@@ -51,6 +51,7 @@ class Progress:
         failures: What went wrong with clients.
         weights: Θ of every round by client id.
         metrics: By stage and Flower's round, None where there were none.
+        rejected: Whose replies of this round were rejected, and why.
         has_trained: Whether any round has trained the model.
         problem: Why the last round has not.
         store: Where all of this is saved.
@@ -76,6 +77,7 @@ class Progress:
     metrics: dict[Stage, dict[int, MetricRecord | None]] = field(
         default_factory=lambda: {stage: {} for stage in get_args(Stage)}
     )
+    rejected: dict[str, str] = field(default_factory=dict)
     has_trained: bool = False
     problem: str = ""
     store: Checkpoint | None = None
@@ -109,6 +111,11 @@ class Progress:
         self.server = replace(self.server, model=found.vector.to(self.server.model.dtype))
         self.counters, self.types, self.sent = found.counters, found.types, arrays
 
+    @property
+    def first_rejection(self) -> str:
+        """Why a round has not trained in which nothing else went wrong."""
+        return next((f"client {name} {reason}" for name, reason in self.rejected.items()), "no client answered")
+
     def sampled(self) -> list[str]:
         """Who was sent a train message; one that was not sent, by a strategy that chose among them, has no id."""
         sent = [message for message in self.messages if message.metadata.message_id] or self.messages
@@ -129,34 +136,35 @@ class Progress:
         if before != after:
             self.rule_state = renamed(self.rule, self.rule_state, before, after)
 
-    def forget(self, after: int, most: int) -> None:
-        """Let go of clients that are gone, and of updates beyond what is to be remembered.
-
-        Args:
-            after: A client without a lasting id is forgotten so many rounds after its node was last connected.
-            most: Updates of so many clients are remembered.
-        """
+    def forget(self, after: int) -> None:
+        """Let go of clients without a lasting id whose nodes left more than so many rounds ago, with their updates."""
         before = self.client_ids
-        gone = self.roster.forget(self.round - after)
-        kept = {before[k]: row for k, row in self.server.memory.items() if before[k] not in gone}
-        if left := len(self.server.memory) - len(kept):
+        gone = set(self.roster.forget(self.round - after))
+        if left := sum(before[k] in gone for k in self.server.memory):
             log.warning(
                 "round %d: the updates of %d clients are no longer remembered, because their nodes left more than %d "
                 "rounds ago; have clients register with registration_mod if they come back as other nodes",
                 *(self.round, left, after),
             )
-        connected = self.roster.connected
-        oldest = sorted(kept, key=lambda name: connected.get(name, self.round))[: max(0, len(kept) - most)]
-        if oldest:
+        if gone:
+            self._remember_only({before[k]: row for k, row in self.server.memory.items() if before[k] not in gone})
+
+    def limit_memory(self, most: int) -> None:
+        """Remember the updates of so many clients at most: of those that were connected last."""
+        names, connected = self.client_ids, self.roster.connected
+        rows = {names[k]: row for k, row in self.server.memory.items()}
+        if over := max(0, len(rows) - most):
             log.warning(
                 "round %d: the updates of %d clients are no longer remembered, because those of %d are at most; "
                 "raise remember_clients if they are to count",
-                *(self.round, len(oldest), most),
+                *(self.round, over, most),
             )
-        if gone or oldest:
-            place = {name: k for k, name in enumerate(self.client_ids)}
-            memory = {place[name]: row for name, row in kept.items() if name not in oldest}
-            self.server = replace(self.server, memory=dict(sorted(memory.items())))
+            latest = sorted(rows, key=lambda name: connected.get(name, self.round))[over:]
+            self._remember_only({name: rows[name] for name in latest})
+
+    def _remember_only(self, rows: Mapping[str, Tensor]) -> None:
+        place = {name: k for k, name in enumerate(self.client_ids)}
+        self.server = replace(self.server, memory=dict(sorted((place[name], row) for name, row in rows.items())))
 
     # --- rounds of before a restart --------------------------------------------------------------------
 

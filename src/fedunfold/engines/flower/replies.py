@@ -186,7 +186,6 @@ class Update:
         num_steps: τ_k; 0 where it is not reported.
         content: All of the reply, for the means of metrics.
         num_examples: N_k, as it says.
-        norm: ‖Δ_k‖ without buffers, once it is measured.
     """
 
     arrays: ModelArrays
@@ -194,7 +193,6 @@ class Update:
     num_steps: int
     content: RecordDict
     num_examples: float
-    norm: float = math.nan
 
 
 def read_content(message: Message, weighted_by: str) -> tuple[RecordDict, MetricRecord, float]:

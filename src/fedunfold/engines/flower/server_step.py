@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedunfold.aggregation.absent import coefficients
-from fedunfold.aggregation.screening import filter_updates
+from fedunfold.aggregation.screening import NOT_USABLE, filter_updates
 from fedunfold.aggregation.server_round import aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError
@@ -16,7 +16,7 @@ from fedunfold.core.messages import ClientUpdates, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.engines.flower.progress import Progress
 from fedunfold.engines.flower.replies import Update, merge_replies
-from fedunfold.engines.flower.reply_updates import ReplyUpdates
+from fedunfold.engines.flower.reply_updates import ReplyUpdates, UnusableReplies
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.rules.rule import decide, requested_metrics
 
@@ -33,25 +33,51 @@ def server_step(
     Args:
         run: Where the run stands; it is moved on.
         algorithm: What the server does with the updates.
-        updates: Of this round, measured, by client; those that are rejected for their norm are taken out.
+        updates: Of this round, by client; those that cannot be used are taken out.
         cohort: Who was sampled for it.
         max_examples_ratio: How many times the median of the others N_k counts at most.
 
     Returns:
         Θ over the cohort.
     """
-    report = _report(run, algorithm, updates, set(cohort), max_examples_ratio)
+    known, cohort = run.roster.num_examples, set(cohort)
+    while True:
+        run.roster.num_examples = dict(known)
+        for name, update in updates.items():
+            run.roster.report_examples(name, update.num_examples)
+        try:
+            return _step(run, algorithm, updates, cohort, max_examples_ratio)
+        except UnusableReplies as error:  # found while they were read; nothing has been changed by then
+            for name in [run.client_ids[k] for k in error.clients]:
+                run.failures.add(name, "rejected", f"round {run.round}: {NOT_USABLE} in its arrays")
+                run.rejected[name] = f"{NOT_USABLE} in its arrays"
+                del updates[name]
+                cohort.discard(name)
+
+
+def _step(
+    run: Progress,
+    algorithm: Algorithm,
+    updates: dict[str, Update],
+    cohort: set[str],
+    max_examples_ratio: float | None,
+) -> dict[str, float]:
+    report = _report(run, algorithm, updates, cohort, max_examples_ratio)
     if not report.client_ids:
         raise FederationError("no client has sent an update that can be used so far.")
-    # Norms as they are: a client that claims many steps gets no larger limit for it.
-    filtered = filter_updates(report, algorithm.filter, run.log_norms, normalized=True)
-    for entry in filtered.rejected:
-        run.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
-        del updates[entry.client]
-    entering = with_past(filtered.report, algorithm.absent, run.server)
+    if algorithm.filter == "norm":
+        # Norms as they are: a client that claims many steps gets no larger limit for it.
+        filtered = filter_updates(report, algorithm.filter, run.log_norms, normalized=True)
+        report = filtered.report
+        for entry in filtered.rejected:
+            run.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
+            del updates[entry.client]
+    entering = with_past(report, algorithm.absent, run.server)
     decision, remembered = decide(run.rule, entering, run.rule_state)
-    ((run.server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
-    run.log_norms.append(filtered.log_norms)
+    ((server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
+    if algorithm.filter == "norm":
+        run.log_norms.append(filtered.log_norms)
+    run.server = server
     run.rule_state = remembered
     # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
     shares = coefficients(decision.weights, aggregated.eligible).tolist()
@@ -85,13 +111,13 @@ def _report(
         num_examples = cap_examples(num_examples, updates, max_examples_ratio)
     sizes = {client_id: num_examples.get(client_id, 0) for client_id in client_ids}
     trained = [k for k, name in enumerate(client_ids) if name in updates and name in sampled]
-    own = [updates[client_ids[k]] for k in trained]
-    norms = torch.tensor([update.norm for update in own], dtype=torch.float64)
-    sent = ReplyUpdates(torch.tensor(trained, dtype=torch.long), [update.arrays.pieces for update in own], model, norms)
-    replies = {}
-    for client_id, update in updates.items():
-        numbers = dict(update.metrics) | ({"norm": update.norm} if "norm" in metrics else {})
-        replies[client_id] = ClientReply(numbers, {})
+    clients = torch.tensor(trained, dtype=torch.long)
+    pieces = [updates[client_ids[k]].arrays.pieces for k in trained]
+    sent = ReplyUpdates(clients, pieces, model, layout.num_params)
+    replies = {client_id: ClientReply(dict(update.metrics), {}) for client_id, update in updates.items()}
+    if "norm" in metrics:
+        for k, norm in zip(trained, sent.norms.tolist(), strict=True):
+            replies[client_ids[k]] = ClientReply({**updates[client_ids[k]].metrics, "norm": norm}, {})
     steps = np.array([updates[name].num_steps if name in updates else 0 for name in client_ids], dtype=np.int64)
     participation = Participation(*2 * [np.array([client_id in sampled for client_id in client_ids], dtype=bool)])
     request = TrainRequest("", run.round, model, algorithm.local, metrics)
@@ -99,5 +125,5 @@ def _report(
     if "gradients" not in metrics:
         return report
     # Up to the learning rate, which all clients share and angles do not see.
-    gradients = layout.params(ReplyUpdates(sent.clients, sent.replies, model, norms).rows.neg_())
+    gradients = layout.params(ReplyUpdates(clients, pieces, model, layout.num_params).rows.neg_())
     return replace(report, metrics=replace(report.metrics, gradients=gradients))

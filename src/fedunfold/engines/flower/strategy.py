@@ -30,7 +30,6 @@ from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.progress import Evaluate, Progress
 from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, read_content
-from fedunfold.engines.flower.reply_updates import measure
 from fedunfold.engines.flower.server_step import server_step
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
@@ -66,8 +65,8 @@ class WeightedStrategy(FedAvg):
             round's others; None, the default, believes everybody, as FedAvg does.
         remember_clients: With "remember", the updates of so many clients are remembered at most, those of the clients
             that were connected last.
-        remember_rounds: A client without a lasting id is forgotten, and its update with it, so many rounds after its
-            node was last connected: it comes back as another node, if at all. Registered clients are not forgotten.
+        remember_rounds: A client without a lasting id is forgotten, and its update with it, when its node has not been
+            connected for more rounds than that: it comes back as another node, if at all. Registered ones are not.
         checkpoint: A file in which every round is saved, once its training is aggregated: model, server optimiser,
             remembered updates, the rule's state, metrics. Where it exists, `start` resumes from it, and the result is
             that of a run without the interruption.
@@ -200,6 +199,7 @@ class WeightedStrategy(FedAvg):
         run.adopt(arrays)
         run.asked, run.messages = server_round, tuple(super().configure_train(server_round, arrays, config, grid))
         run.roster.note_connected(set(grid.get_node_ids()), run.round)
+        run.forget(self._remember_rounds)
         return run.messages
 
     def aggregate_train(
@@ -219,25 +219,25 @@ class WeightedStrategy(FedAvg):
         if not (run.messages or replies):
             return None, None
         self._check_and_log_replies(replies, is_train=True, validate=False)
-        rejected: dict[str, str] = {}
+        rejected = run.rejected = {}
         by_client = self._by_client(run, replies, rejected)
         cohort = [name for name in run.sampled() or by_client if name not in rejected]
         expected = dict.fromkeys([*by_client, *cohort])
         read = partial(self._read_update, run)
         updates = self.failures.accept_replies(by_client, expected, f"round {run.round}", read, rejected)
-        self._screen(run, updates, rejected)
+        if any(update.arrays.dtype == np.float64 for update in updates.values()):
+            run.widen()
         weights: dict[str, float] = {}
-        reason = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
         try:
             weights = server_step(run, self.algorithm, updates, cohort, self._max_examples_ratio)
         except FedunfoldError as error:
-            run.problem = str(error).rstrip(".") if updates or not rejected else reason
+            run.problem = str(error).rstrip(".") if updates or not rejected else run.first_rejection
             log.error("round %d is skipped: %s", run.round, error)
         else:
             run.has_trained |= bool(updates)
-            run.problem = reason
+            run.problem = run.first_rejection
         run.round += 1
-        run.forget(self._remember_rounds, self._remember_clients)
+        run.limit_memory(self._remember_clients)
         self.weights.append(weights)
         contents = [update.content for update in updates.values()] if weights else []
         metrics = mean_metrics(contents, self.weighted_by_key, self.train_metrics_aggr_fn)
@@ -318,18 +318,3 @@ class WeightedStrategy(FedAvg):
                 raise InputError(f"has {value!r} for '{name}', which rule '{run.rule.name}' requires")
         steps = metrics.get(self._metric_names.get("num_steps", "num_steps"))
         return Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content, count)
-
-    def _screen(self, run: Progress, updates: dict[str, Update], rejected: dict[str, str]) -> None:
-        """Reject updates that cannot be added up, with the norms of the others noted; all are read once for it."""
-        if any(update.arrays.dtype == np.float64 for update in updates.values()):
-            run.widen()
-        pieces = [update.arrays.pieces for update in updates.values()]
-        norms, usable = measure(pieces, run.server.model, run.layout.params.num_params)
-        for name, norm, fine in zip(list(updates), norms.tolist(), usable.tolist(), strict=True):
-            if fine:
-                updates[name] = replace(updates[name], norm=norm)
-                run.roster.report_examples(name, updates[name].num_examples)
-            else:
-                del updates[name]
-                rejected[name] = f"{NOT_USABLE} in its arrays"
-                self.failures.add(name, "rejected", f"round {run.round}: {rejected[name]}")
