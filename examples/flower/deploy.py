@@ -13,6 +13,7 @@ import datetime
 import ipaddress
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -149,7 +150,7 @@ def plan(settings: Mapping[str, str], cores: int) -> str:
         f"This starts a SuperLink and {len(CLIENT_IDS)} SuperNodes on {LOOPBACK}, with TLS and a key for each node, "
         f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} rounds "
         f"each, and stops them all.\nEvery node starts a process for each of about {messages} messages: roughly "
-        f"{max(1, round(minutes))} min on {cores} cores."
+        f"{max(1, round(minutes))} min on {cores} cores that have nothing else to do."
     )
 
 
@@ -188,4 +189,6 @@ if __name__ == "__main__":
     if arguments.plan:
         print(plan(chosen, os.cpu_count() or 1))
     else:
+        # Whoever ends this program ends what it has started: by default nothing would be stopped then.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         main(chosen)

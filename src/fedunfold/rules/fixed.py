@@ -69,4 +69,4 @@ def fixed(
             )
         return values[report.round, [names.index(client_id) for client_id in report.client_ids]], state
 
-    return Rule(name, weigh, client_ids=names)
+    return Rule(name, weigh, numbers_only=True, client_ids=names)

@@ -8,17 +8,19 @@ import torch
 
 from fedunfold.aggregation.absent import coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates
-from fedunfold.aggregation.server_round import aggregate, with_past
+from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.errors import FederationError
+from fedunfold.core.errors import DivergenceError, FederationError
 from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, TrainRequest
 from fedunfold.core.participation import Participation
+from fedunfold.core.parts import RoundDecision
 from fedunfold.engines.flower.progress import Progress
 from fedunfold.engines.flower.replies import Update, merge_replies
 from fedunfold.engines.flower.reply_updates import ReplyUpdates, UnusableReplies
 from fedunfold.engines.flower.schema import ClientReply
 from fedunfold.rules.rule import decide, requested_metrics
+from fedunfold.server.sgd import SGD
 
 
 def server_step(
@@ -74,13 +76,17 @@ def _step(
             del updates[entry.client]
     entering = with_past(report, algorithm.absent, run.server)
     decision, remembered = decide(run.rule, entering, run.rule_state)
-    ((server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
+    if is_plain_average(algorithm, run):
+        server, eligible = _average(run.server, report, decision), report.participated
+    else:
+        ((server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
+        eligible = aggregated.eligible
     if algorithm.filter == "norm":
         run.log_norms.append(filtered.log_norms)
     run.server = server
     run.rule_state = remembered
     # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
-    shares = coefficients(decision.weights, aggregated.eligible).tolist()
+    shares = coefficients(decision.weights, eligible).tolist()
     alpha = {name: a for name, a in zip(report.client_ids, shares, strict=True) if name in updates}
     run.counters = {
         # numpy makes a plain number of a sum of arrays without dimensions
@@ -90,6 +96,24 @@ def _step(
     run.types = next((update.arrays.types for update in updates.values()), run.types)
     over_cohort = coefficients(decision.weights, report.cohort)
     return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
+
+
+def is_plain_average(algorithm: Algorithm, run: Progress) -> bool:
+    """Whether the next model is Σ_k α_k w_k of those who participate, and nobody asks how it came about."""
+    plain = algorithm.server == SGD() and algorithm.absent == "drop" and algorithm.aggregator.is_linear
+    return plain and algorithm.step_size(run.round) == 1 and getattr(run.rule, "numbers_only", False)
+
+
+def _average(server: ServerState, report: ClientUpdates, decision: RoundDecision) -> ServerState:
+    """What `aggregate` makes of such a round, buffers included, with no vector but the next model."""
+    if not bool(report.participated.any()):
+        return server
+    model = report.updates.weighted_sum(coefficients(decision.weights, report.participated)).total.add_(server.model)
+    if not bool(model.sum().isfinite()):
+        raise DivergenceError(
+            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the clients."
+        )
+    return ServerState(model, server.optimizer)
 
 
 def _report(
