@@ -54,7 +54,7 @@ class Rule:
         weigh: The function.
         required_metrics: What clients have to report for it.
         optional_metrics: What it reads where clients report it; NaN where they do not.
-        numbers_only: Whether it decides on weights alone, by counts and what clients report: by no update, nor by any sum
+        numbers_only: Whether it decides on weights alone, by counts and what clients report: by no update, nor any sum
             of them. Then a server need keep none.
         client_ids: Whom it has weights for, in this order, where it is for certain clients alone.
     """
