@@ -12,12 +12,13 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedunfold as fu
 from fedunfold.aggregation.absent import RememberedUpdates
+from fedunfold.core.errors import FederationError
 from fedunfold.core.messages import OpenUpdates
 from fedunfold.core.update_parts import PART
 from fedunfold.engines.flower import WeightedStrategy, reply_updates, server_step
 from fedunfold.engines.flower.reply_updates import ReplyUpdates, UnusableReplies
 from fedunfold.rules import sketch
-from tests.engines.flower.test_strategy import app_of
+from tests.engines.flower.test_strategy import ARRAYS, NODES, app_of, drifting
 from tests.support.grid import LocalGrid
 
 SIZES = (5, 1, 700, 300)
@@ -175,3 +176,42 @@ def test_replies_are_read_once(filter: Any, passes: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(ReplyUpdates, "_aligned", noted)
     aggregated(WeightedStrategy(filter=filter))
     assert begun == [reply_updates.PIECE] * passes
+
+
+def test_the_short_way_to_a_mean_is_the_long_one() -> None:
+    """Rules that read numbers alone need no vector but the next model; buffers, counters and bad replies included."""
+
+    @fu.rule()
+    def long(report: Any, state: Any) -> Any:
+        return report.num_examples.double() / report.num_examples.sum(), state
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        if reply.metadata.message_type == "train" and node == 2:
+            arrays = dict(reply.content.array_records["arrays"].items())
+            arrays["float32"] = Array(np.full(6, np.nan, np.float32))
+            reply.content["arrays"] = ArrayRecord(arrays)
+        return reply
+
+    names = ("float32", "scalar", "num_batches_tracked", "norm.running_var")
+    begin = ArrayRecord({name: Array(ARRAYS[name]) for name in names})
+    found = []
+    for rule in (fu.size(), long):
+        strategy = WeightedStrategy(rule)
+        found.append(strategy.start(LocalGrid(app_of(train=drifting), NODES, spoil), begin, num_rounds=2).arrays)
+        assert strategy.failures.as_dict() == {"node:2": {"rejected": 2}}
+        assert strategy._run is not None
+        assert (strategy._run.server.direction is None) == (rule is not long)
+    short, general = found
+    for name in names:
+        np.testing.assert_allclose(short[name].numpy(), general[name].numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_updates_too_large_to_be_measured_train_nothing() -> None:
+    def huge(message: Message, context: Any) -> Message:
+        arrays = ArrayRecord({"w": Array(np.full(2, 1e19, np.float32))})
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    begin = ArrayRecord({"w": Array(np.full(2, 3.3e38, np.float32))})
+    with pytest.raises(FederationError, match="has a NaN, infinite or far too large value"):
+        WeightedStrategy().start(LocalGrid(app_of(train=huge), NODES), begin, num_rounds=1)
