@@ -295,6 +295,10 @@ def test_what_a_loop_of_ones_own_cannot_have(tmp_path: Any) -> None:
         WeightedStrategy().aggregate_train(1, [])
     with pytest.raises(InputError, match="only WeightedStrategy's own start"):
         WeightedStrategy(checkpoint=tmp_path / "state").configure_train(1, initial(), ConfigRecord(), grid)
+    strategy = WeightedStrategy()
+    strategy.configure_train(1, initial(), ConfigRecord(), grid)
+    with pytest.raises(InputError, match="the model to be sent has no array 'b', which the initial arrays have; send"):
+        strategy.configure_train(2, ArrayRecord({"w": initial()["w"]}), ConfigRecord(), grid)
 
 
 def test_evaluation_alone_is_fedavgs() -> None:

@@ -105,7 +105,10 @@ class Progress:
         """Go on from the model that is sent, where somebody has changed it since it was aggregated."""
         if arrays is self.sent:
             return
-        found = self.layout.read(arrays)
+        try:
+            found = self.layout.read(arrays)
+        except InputError as error:
+            raise InputError(f"the model to be sent {error}; send one that is like it.") from error
         if found.dtype == np.float64:
             self.widen()
         self.server = replace(self.server, model=found.vector.to(self.server.model.dtype))
