@@ -117,6 +117,30 @@ def test_what_is_remembered_stays_with_its_client_when_others_are_forgotten() ->
     assert found == strategy.__dict__["first"] and len(found) == 2
 
 
+def test_one_update_of_each_client_is_held_also_where_a_round_comes_to_nothing() -> None:
+    """The rule fails in the second round; what clients sent then is what the third remembers of them."""
+
+    @fu.rule()
+    def breaks(report: Any, state: Any) -> Any:
+        assert strategy._run is not None
+        held.append(dict(strategy._run.server.memory))
+        share = report.num_examples / report.num_examples.sum()
+        return share * (2 if report.round == 1 else 1), state
+
+    held: list[dict[int, Any]] = []
+    nodes: dict[int, dict[str, Any]] = {node: {"pull": 2.0, "n": 10} for node in (1, 2)}
+    strategy = WeightedStrategy(breaks, absent="remember", fraction_evaluate=0.0)
+
+    def spoil(reply: Message, node: int) -> Message | None:
+        return None if len(strategy.weights) == 2 and node == 2 else reply
+
+    result = start(strategy, LocalGrid(app_of(), nodes, spoil), rounds=3)
+    assert strategy.weights[1] == {}
+    # From 0 to 1, as each moves half the way to 2; then 1/2, twice, of which only the third round makes a step.
+    assert [sorted(float(row[0]) for row in rows.values()) for rows in held] == [[1, 1], [0.5, 0.5], [0.5, 0.5]]
+    assert float(result.arrays["b"].numpy()[0]) == 1.5
+
+
 @pytest.mark.parametrize("settings", [{"remember_clients": 0}, {"remember_rounds": -1}])
 def test_impossible_limits_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(InputError, match="needs remember_clients >= 1 and remember_rounds >= 0"):

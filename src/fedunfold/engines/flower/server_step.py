@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedunfold.aggregation.absent import coefficients
+from fedunfold.aggregation.absent import RememberedUpdates, coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, FederationError
 from fedunfold.core.example_counts import cap_examples
-from fedunfold.core.messages import ClientUpdates, TrainRequest
+from fedunfold.core.messages import ClientUpdates, OpenUpdates, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import RoundDecision
 from fedunfold.engines.flower.progress import Progress
@@ -74,7 +74,7 @@ def _step(
         for entry in filtered.rejected:
             run.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
             del updates[entry.client]
-    entering = with_past(report, algorithm.absent, run.server)
+    entering = _with_past(run, algorithm, report)
     decision, remembered = decide(run.rule, entering, run.rule_state)
     if is_plain_average(algorithm, run):
         server, eligible = _average(run.server, report, decision), report.participated
@@ -96,6 +96,22 @@ def _step(
     run.types = next((update.arrays.types for update in updates.values()), run.types)
     over_cohort = coefficients(decision.weights, report.cohort)
     return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
+
+
+def _with_past(run: Progress, algorithm: Algorithm, report: ClientUpdates) -> ClientUpdates:
+    """The report as a rule gets it.
+
+    What is remembered of a client makes way for what it has sent now, even if the round comes to nothing: two updates
+    of each would take as much memory again as all replies.
+    """
+    updates = report.updates
+    if algorithm.absent == "remember" and isinstance(updates, OpenUpdates):
+        fresh = set(updates.clients[updates.usable()].tolist())  # screened, before anything is let go of
+        run.server = replace(run.server, memory={k: row for k, row in run.server.memory.items() if k not in fresh})
+    entering = with_past(report, algorithm.absent, run.server)
+    if isinstance(entering.remembered, RememberedUpdates):
+        run.server = replace(run.server, memory=entering.remembered.memory)
+    return entering
 
 
 def is_plain_average(algorithm: Algorithm, run: Progress) -> bool:
