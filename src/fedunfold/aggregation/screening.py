@@ -38,6 +38,7 @@ from torch import Tensor
 from fedunfold.core.algorithm import UpdateFilter
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, OpenUpdates, RejectedUpdate
+from fedunfold.core.update_parts import InParts
 
 DEVIATIONS = 3.5
 TIMES = 5.0
@@ -68,6 +69,13 @@ def is_usable(updates: Tensor) -> Tensor:
     return torch.isfinite(updates.norm(dim=1))
 
 
+def usable_ones(updates: OpenUpdates) -> Tensor:
+    """Which of a round's updates are usable, buffers included, [n]; those in parts are screened when they are read."""
+    if isinstance(updates, InParts) and updates.norms is not None:
+        return updates.norms.isfinite()
+    return is_usable(updates.rows)
+
+
 def filter_updates(
     report: ClientUpdates, kind: UpdateFilter, past: Sequence[Tensor], *, normalized: bool = False
 ) -> FilterResult:
@@ -87,7 +95,7 @@ def filter_updates(
         clients, norms = updates.clients.numpy(), measured.numpy()
         finite = np.isfinite(norms)
         if report.layout.num_buffer_entries:
-            finite = updates.usable().cpu().numpy()
+            finite = usable_ones(updates).cpu().numpy()
         if len(clients) and not finite.any():
             raise DivergenceError(_all_rejected(report, {*reasons, *(report.client_ids[k] for k in clients)}))
         steps = np.ones(len(clients)) if normalized else np.maximum(report.num_steps.numpy()[clients], 1)

@@ -151,10 +151,6 @@ class OpenUpdates:
         """⟨v, Δ_k⟩, [n]."""
         return self.rows @ vector
 
-    def usable(self) -> Tensor:
-        """Which are finite and small enough to be measured, and so to be added up, [n]."""
-        return torch.isfinite(self.rows.norm(dim=1))
-
     def copies(self) -> list[Tensor]:
         """Δ_k [d], each in memory of its own: a view of a row would keep all rows alive."""
         return [row.clone() for row in self.rows]
@@ -242,6 +238,9 @@ class ClientUpdates:
         outer: What the round adds to the outer loss.
         layout: What the entries of a model are.
         rejected: Clients whose contribution cannot be used, and why; they count as absent.
+
+    >>> ClientUpdates(0, ("ann", "bob"), torch.tensor([9, 1]), torch.tensor([True, False]), torch.tensor([3, 0])).cohort
+    tensor([True, True])
     """
 
     round: int
@@ -341,6 +340,9 @@ class RejectedUpdate:
         round: t, from 0.
         client: Its id.
         reason: What is wrong, as the end of a sentence that begins with "it".
+
+    >>> RejectedUpdate(round=3, client="hospital-b", reason="has a NaN").client
+    'hospital-b'
     """
 
     round: int

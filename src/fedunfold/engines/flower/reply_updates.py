@@ -101,9 +101,6 @@ class ReplyUpdates(OpenUpdates):
                 np.subtract(piece, own, out=row[: len(own)], dtype=own.dtype)
             yield begin, torch.from_numpy(block[:, : len(own)])
 
-    def usable(self) -> Tensor:
-        return self.norms.isfinite()
-
     def copies(self) -> list[Tensor]:
         found = [torch.empty_like(self.model) for _ in self.replies]
         for begin, part in self.parts():

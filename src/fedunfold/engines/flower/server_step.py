@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedunfold.aggregation.absent import RememberedUpdates, coefficients
-from fedunfold.aggregation.screening import NOT_USABLE, filter_updates
+from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, usable_ones
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import DivergenceError, FederationError
@@ -106,7 +106,7 @@ def _with_past(run: Progress, algorithm: Algorithm, report: ClientUpdates) -> Cl
     """
     updates = report.updates
     if algorithm.absent == "remember" and isinstance(updates, OpenUpdates):
-        fresh = set(updates.clients[updates.usable()].tolist())  # screened, before anything is let go of
+        fresh = set(updates.clients[usable_ones(updates)].tolist())  # screened, before anything is let go of
         run.server = replace(run.server, memory={k: row for k, row in run.server.memory.items() if k not in fresh})
     entering = with_past(report, algorithm.absent, run.server)
     if isinstance(entering.remembered, RememberedUpdates):
