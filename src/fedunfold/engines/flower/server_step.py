@@ -15,6 +15,7 @@ from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, OpenUpdates, TrainRequest
 from fedunfold.core.participation import Participation
 from fedunfold.core.parts import RoundDecision
+from fedunfold.core.threading import threads_for
 from fedunfold.engines.flower.progress import Progress
 from fedunfold.engines.flower.replies import Update, merge_replies
 from fedunfold.engines.flower.reply_updates import ReplyUpdates, UnusableReplies
@@ -48,7 +49,8 @@ def server_step(
         for name, update in updates.items():
             run.roster.report_examples(name, update.num_examples)
         try:
-            return _step(run, algorithm, updates, cohort, max_examples_ratio)
+            with threads_for(len(run.server.model)):  # what replies are read in are small pieces
+                return _step(run, algorithm, updates, cohort, max_examples_ratio)
         except UnusableReplies as error:  # found while they were read; nothing has been changed by then
             for name in [run.client_ids[k] for k in error.clients]:
                 run.failures.add(name, "rejected", f"round {run.round}: {NOT_USABLE} in its arrays")
