@@ -141,6 +141,22 @@ def rule_overhead(rule: Rules = None, repeats: Repeats = 3, page: Page = None, o
     _present(found, overhead_page(found), page, output)
 
 
+@app.command(epilog="Example: python -m benchmarks strategy --clients 20")
+def strategy(
+    clients: Annotated[int, typer.Option("--clients", min=2, help="How many replies a round has.")] = 10,
+    parameters: Annotated[int, typer.Option("--parameters", min=1000, help="Of the model.")] = 11_000_000,
+    repeats: Repeats = 1,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """Time and memory of a Flower server's aggregation, beside FedAvg's."""
+    from benchmarks.strategy_cost import measure_strategies, strategies_page
+
+    with _progress() as log:
+        found = measure_strategies(clients, parameters, repeats, log)
+    _present(found, strategies_page(found), page, output)
+
+
 @app.command(name="feature-gradient", epilog="Example: python -m benchmarks feature-gradient --federations 12")
 def feature_gradient(
     rule: Annotated[str, typer.Option("--rule", metavar="FILE|NAME", help="The pre-trained rule.")] = "open",

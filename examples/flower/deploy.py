@@ -1,18 +1,25 @@
 """Run this app on a federation of real processes: a SuperLink and five SuperNodes, with TLS and authenticated nodes.
 
-python examples/flower/deploy.py                                # digits, one SuperNode for each of five sites
+python examples/flower/deploy.py                                # a quick run on the digits, a SuperNode for each site
 python examples/flower/deploy.py 'iterations=5' 'rounds=5'      # any settings of [tool.flwr.app.config]
+python examples/flower/deploy.py --full                         # as long as the app runs where nothing is set
 
-Certificates and keys are made for this run and thrown away. All listens on the loopback alone, on free ports, and is
-stopped in the end.
+It says what it is going to do and about how long that takes, and then how far it is. Certificates and keys are made for
+this run and thrown away. All listens on the loopback alone, on free ports, and is stopped in the end.
 """
 
+import argparse
 import datetime
 import ipaddress
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,6 +30,12 @@ from simulate import APP, QUIET, free_port, stopped, wait_for
 
 CLIENT_IDS = ("site-a", "site-b", "site-c", "site-d", "site-e")
 LOOPBACK = "127.0.0.1"
+QUICKLY = {"iterations": "2", "rounds": "2"}
+"""Settings of a quick run, where neither these are given nor a full run is asked for."""
+BUNDLED_ROUNDS = 10
+"""Rounds of the environment that the app trains where nothing else is said."""
+SECONDS = 4.0
+"""Of one core, for a node's process to load PyTorch, train on its few samples and end: about, by trying."""
 
 
 def write_certificates(folder: Path) -> None:
@@ -115,15 +128,67 @@ class Deployment:
         return process
 
 
-def main(settings: list[str]) -> None:
+def chosen_settings(given: Sequence[str], *, full: bool) -> dict[str, str]:
+    """Settings by name, as texts in TOML: those given, and a quick run's where they are not."""
+    found = dict(re.findall(r"""([\w-]+)=("[^"]*"|'[^']*'|\S+)""", " ".join(given)))
+    return ({} if full else QUICKLY) | found
+
+
+def plan(settings: Mapping[str, str], cores: int) -> str:
+    """What a run with these settings does, and about how long it takes."""
+    config = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    config |= tomllib.loads("\n".join(f"{name} = {value}" for name, value in settings.items()))
+    rounds = config["rounds"] or BUNDLED_ROUNDS
+    learns = str(config["method"]).startswith("duw-") or config["method"] == "fedunfold-table"
+    steps = config["iterations"] if learns else 0
+    runs = 1 if config["method"] == "fedavg" else 2
+    # In an outer step all rounds and the final evaluation, and the rounds of every run.
+    messages = 1 + steps * (rounds + 1) + runs * rounds
+    minutes = messages * len(CLIENT_IDS) * SECONDS / cores / 60
+    learned = f"learns weights in {steps} outer steps over {rounds} rounds, then " if learns else ""
+    return (
+        f"This starts a SuperLink and {len(CLIENT_IDS)} SuperNodes on {LOOPBACK}, with TLS and a key for each node, "
+        f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} rounds "
+        f"each, and stops them all.\nEvery node starts a process for each of about {messages} messages: roughly "
+        f"{max(1, round(minutes))} min on {cores} cores that have nothing else to do."
+    )
+
+
+def main(settings: Mapping[str, str]) -> None:
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
+
+    print(plan(settings, os.cpu_count() or 1), flush=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
+        say("1/4 making certificates")
         deployment = Deployment(Path(folder), processes)
+        say("2/4 starting the SuperLink")
         deployment.start_link()
-        for client_id in CLIENT_IDS:
+        for number, client_id in enumerate(CLIENT_IDS, start=1):
+            say(f"3/4 registering and starting SuperNode {number} of {len(CLIENT_IDS)}, {client_id}")
             deployment.register(client_id)
             deployment.start_node(client_id)
-        deployment.run_app(settings)
+        say("4/4 running the app; what the server says follows")
+        deployment.run_app([f"{name}={value}" for name, value in settings.items()])
+        say("done; stopping all of them")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description="Run this app on real processes of this machine: a SuperLink and five SuperNodes, with TLS.",
+        epilog="""Example: python examples/flower/deploy.py 'iterations=5' 'rounds=5'. By default a quick run: """
+        + " ".join(f"{name}={value}" for name, value in QUICKLY.items()),
+    )
+    parser.add_argument("settings", nargs="*", help="any of [tool.flwr.app.config], such as 'iterations=5'")
+    parser.add_argument("--full", action="store_true", help="as long as the app runs where nothing is set")
+    parser.add_argument("--plan", action="store_true", help="only say what would be done, and about how long it takes")
+    arguments = parser.parse_args()
+    chosen = chosen_settings(arguments.settings, full=arguments.full)
+    if arguments.plan:
+        print(plan(chosen, os.cpu_count() or 1))
+    else:
+        # Whoever ends this program ends what it has started: by default nothing would be stopped then.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        main(chosen)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fedunfold import api
 from fedunfold.cli.trackers import ProgressTracker
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.tracking import CallbackList
+from fedunfold.training import trials
 from tests.cli.conftest import Command
 
 Federation = Callable[..., Path]
@@ -77,7 +77,7 @@ def test_interrupted_before_anything_was_learned(
 def test_interrupted_run(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "run_rounds", interrupted)
+    monkeypatch.setattr(trials, "run_rounds", interrupted)
     stopped = fedunfold("run", two_sites(), "--out", tmp_path / "cut")
     assert (stopped.code, stopped.out, stopped.err) == (130, "", "stopped.\n")
     assert not (tmp_path / "cut").exists()
@@ -117,7 +117,7 @@ def test_interrupted_comparison_keeps_finished_methods(
 def test_comparison_interrupted_before_its_first_trial(
     fedunfold: Command, two_sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    monkeypatch.setattr(api, "run_rounds", interrupted)
+    monkeypatch.setattr(trials, "run_rounds", interrupted)
     stopped = fedunfold("compare", two_sites(), "--format", format)
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err == "stopped before the first trial ended; nothing was saved.\n"

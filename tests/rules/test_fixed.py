@@ -59,3 +59,13 @@ def test_another_number_of_clients_is_refused() -> None:
 def test_what_is_no_matrix_of_weights_is_refused(matrix: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         fixed(matrix)
+
+
+def test_columns_go_by_client_id_in_whatever_order_clients_come() -> None:
+    rule = fixed([[0.5, 0.3, 0.2]], client_ids=["a", "b", "c"])
+    assert rule.client_ids == ("a", "b", "c")
+    assert weigh(rule, report([1, 1, 1], client_ids=("c", "a", "b")))[0].tolist() == [0.2, 0.5, 0.3]
+    with pytest.raises(InputError, match="no column for client 'd'"):
+        rule(report([1, 1, 1], client_ids=("c", "a", "d")), None)
+    with pytest.raises(InputError, match="3 columns and 2 names"):
+        fixed([[0.5, 0.3, 0.2]], client_ids=["a", "b", "a"])

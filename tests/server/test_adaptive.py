@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
-from fedunfold.core.parts import SERVER_OPTIMIZERS, ServerOptimizer
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.parts import SERVER_OPTIMIZERS, RoundInfo, ServerOptimizer
 from fedunfold.server import adagrad, adam, yogi
 
 ADAPTIVE = [adam(0.3), yogi(0.3), adagrad(0.3)]
@@ -76,6 +77,7 @@ def test_coordinates_that_never_move_have_finite_derivatives(server: ServerOptim
         ({"name": "adam", "lr": 0.0}, "adam needs 0 < lr"),
         ({"name": "adam", "lr": math.nan}, "adam needs 0 < lr"),
         ({"name": "yogi", "tau": 0.0}, "yogi needs 0 < tau"),
+        ({"name": "yogi", "v0": -1.0}, "yogi needs a finite v0 >= 0, not -1"),
         ({"name": "adam", "beta1": 1.0}, "adam needs 0 <= beta1 < 1"),
         ({"name": "adam", "beta2": 1.0}, "adam needs 0 < beta2 < 1"),
         ({"name": "adagrad", "beta2": 0.5}, "adagrad' has no setting 'beta2'; it takes lr, beta1, tau"),
@@ -84,3 +86,29 @@ def test_coordinates_that_never_move_have_finite_derivatives(server: ServerOptim
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SERVER_OPTIMIZERS.make(**settings)
+
+
+def info_of(t: int) -> RoundInfo:
+    return RoundInfo(t, ParamLayout(), *[torch.ones(1)] * 4)
+
+
+def test_from_v0_with_the_bias_corrected_by_hand() -> None:
+    """β₁ = β₂ = 1/2, from v = 0: u = 2 makes m = 1, v = 2; the exponents are 2 and 3."""
+    server = adam(1.0, beta1=0.5, beta2=0.5, tau=1.0, v0=0, corrected=True)
+    model, state = server.update(vector(0.0), vector(2.0), server.init(vector(0.0)), info_of(0))
+    first = math.sqrt(3 / 4) / (3 / 4) / (math.sqrt(2) + 1)
+    assert model.item() == pytest.approx(first)
+    model, state = server.update(model, vector(1.0), state, info_of(1))
+    assert [part.item() for part in state] == pytest.approx([1.0, 1.5])
+    assert model.item() == pytest.approx(first + math.sqrt(7 / 8) / (7 / 8) / (math.sqrt(1.5) + 1))
+    with pytest.raises(InputError, match="corrects by the round"):
+        server.update(model, model, state)
+    assert SERVER_OPTIMIZERS.parse("adam:v0=0,corrected=1") == adam(v0=0, corrected=True)
+
+
+@pytest.mark.parametrize("server", [adam(v0=0), yogi(v0=0), adagrad(v0=0)], ids=lambda server: server.name)
+def test_from_v0_of_nothing_a_coordinate_that_never_moves_has_finite_derivatives(server: ServerOptimizer) -> None:
+    still = vector(0.0, 1.0)
+    _, state = server.update(still, vector(0.0, 0.5), server.init(still))
+    parts = server.vjp(still, vector(0.0, 0.5), state, still, (still, still))
+    assert all(tensor.isfinite().all() for tensor in (parts[0], parts[1], *parts[2]))

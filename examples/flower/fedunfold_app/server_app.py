@@ -35,7 +35,11 @@ def main(grid: Grid, context: Context) -> None:
         # The same updates under two sets of weights would tell the server of secure sums more than their sums.
         run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
         rounds = clients.environment.rounds
-        (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state)
+
+        def progress(t: int, _: object, name: str = name, rounds: int = rounds) -> None:
+            print(f"{name}: round {t + 1} of {rounds}", flush=True)
+
+        (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state, on_round=progress)
         last, metric = result.evaluations[-1], PrimaryMetric.of(clients.task)
         runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
         score = f"{metric.label} {metric.text(metric.factor() * last.score)}{metric.unit()}"

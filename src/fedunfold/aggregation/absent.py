@@ -13,7 +13,7 @@ u = Σ_k α_k m_k with α_k = Θ_k / Σ_{l ∈ S} Θ_l for k in S, where
 sampled for the round: a client that was not sampled is not absent, and has no part in S.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.algorithm import Absent
-from fedunfold.core.messages import ClientUpdates, OpenSum, WeightedSum
+from fedunfold.core.messages import ClientUpdates, OpenSum, OpenUpdates, WeightedSum
+from fedunfold.core.update_parts import PART, InParts
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,35 @@ class RememberedUpdates:
         for (_, row), c in zip(self.memory.items(), coefficients[self.clients].tolist(), strict=True):
             total.add_(row, alpha=c)
         # Without the stack: who stores the sum for a backward pass stores what is in it, too.
-        return OpenSum(total, self.clients, RememberedUpdates(self.memory, self.like))
+        return OpenSum(total, self.clients, type(self)(self.memory, self.like))
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """⟨v, m_k⟩, [n]."""
         return torch.stack([row @ vector for row in self.memory.values()]) if self.memory else self.like @ vector
 
 
+class RememberedInParts(RememberedUpdates):
+    """Remembered updates that are read a part at a time."""
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        size, longest = self.like.shape[1], max(256, PART // max(1, len(self.memory)))
+        for begin in range(0, size if self.memory else 0, longest):
+            yield begin, torch.stack([row[begin : begin + longest] for row in self.memory.values()])
+
+
 def with_memory(report: ClientUpdates, absent: Absent, memory: Mapping[int, Tensor]) -> ClientUpdates:
     """The report with all updates that enter the round, the table's m_k, in it."""
     if absent != "remember" or report.remembered is not None:
         return report
-    # Rows of their own: a view would keep all updates of its round alive.
-    latest = {int(k): row.clone() for k, row in zip(report.updates.clients, report.updates.rows, strict=True)}
+    updates = report.updates
+    copies = updates.copies() if isinstance(updates, OpenUpdates) else list(updates.rows)
+    latest = {int(k): row for k, row in zip(updates.clients, copies, strict=True)}
     for row in latest.values():
         report.layout.buffers(row).zero_()  # added again and again, a change of a variance makes it negative
     memory = dict(sorted({**memory, **latest}.items()))
-    empty = report.updates.rows.new_empty(0, report.updates.rows.shape[1])
-    return replace(report, remembered=RememberedUpdates(memory, empty))
+    like = next(iter(memory.values())).new_empty(0, len(copies[0])) if copies else updates.rows[:0]
+    kind = RememberedInParts if isinstance(updates, InParts) else RememberedUpdates
+    return replace(report, remembered=kind(memory, like))
 
 
 def eligible_clients(report: ClientUpdates, absent: Absent) -> Tensor:

@@ -39,6 +39,7 @@ from fedunfold.core.algorithm import UpdateFilter
 from fedunfold.core.errors import DivergenceError
 from fedunfold.core.messages import ClientUpdates, OpenUpdates
 from fedunfold.core.outcomes import RejectedUpdate
+from fedunfold.core.update_parts import InParts
 
 DEVIATIONS = 3.5
 TIMES = 5.0
@@ -69,6 +70,13 @@ def is_usable(updates: Tensor) -> Tensor:
     return torch.isfinite(updates.norm(dim=1))
 
 
+def usable_ones(updates: OpenUpdates) -> Tensor:
+    """Which of a round's updates are usable, buffers included, [n]; those in parts are screened when they are read."""
+    if isinstance(updates, InParts) and updates.norms is not None:
+        return updates.norms.isfinite()
+    return is_usable(updates.rows)
+
+
 def filter_updates(
     report: ClientUpdates, kind: UpdateFilter, past: Sequence[Tensor], *, normalized: bool = False
 ) -> FilterResult:
@@ -83,11 +91,12 @@ def filter_updates(
     log_norms, reasons = np.full(len(report.client_ids), math.nan), dict(report.rejected)
     if isinstance(updates := report.updates, OpenUpdates):
         measured = _norms(report, updates)
-        report = replace(report, updates=replace(updates, norms=measured))
+        if updates.norms is None:
+            report = replace(report, updates=replace(updates, norms=measured))
         clients, norms = updates.clients.numpy(), measured.numpy()
         finite = np.isfinite(norms)
         if report.layout.num_buffer_entries:
-            finite = is_usable(updates.rows).cpu().numpy()
+            finite = usable_ones(updates).cpu().numpy()
         if len(clients) and not finite.any():
             raise DivergenceError(_all_rejected(report, {*reasons, *(report.client_ids[k] for k in clients)}))
         steps = np.ones(len(clients)) if normalized else np.maximum(report.num_steps.numpy()[clients], 1)

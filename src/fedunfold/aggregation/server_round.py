@@ -148,7 +148,7 @@ def aggregate(
         For every run the server after the round, whose model is finite, and what entered it.
     """
     done = [_aggregate(*of_run, algorithm, lr) for of_run in zip(servers, reports, decisions, strict=True)]
-    if not torch.stack([after.model for after, _ in done]).sum(1).cpu().isfinite().all():
+    if not torch.stack([after.model.sum() for after, _ in done]).cpu().isfinite().all():
         raise DivergenceError(
             f"round {reports[0].round}: the aggregated model is not finite; lower the learning rate of the "
             f"server ({algorithm.server}) or of the clients."
@@ -198,9 +198,10 @@ def _aggregate(
     if decision.scale != 1:
         model = decision.scale * model
     if layout.num_buffer_entries:
-        fresh = mean
-        if isinstance(report.updates, OpenUpdates):
-            fresh = combine(report.updates.rows, alpha[report.updates.clients], layout)
+        fresh, own = mean, report.updates
+        if isinstance(own, OpenUpdates) and own is not updates:  # nothing from memory
+            linear = algorithm.aggregator.is_linear
+            fresh = own.weighted_sum(alpha).total if linear else combine(own.rows, alpha[own.clients], layout)
         model = layout.with_buffers(model, layout.buffers(server.model) + layout.buffers(fresh))
     reported, local, control = last_reported(server.reported, report), algorithm.local, server.control
     if control is not None and isinstance(local, ControlledOptimizer) and bool(participated.any()):

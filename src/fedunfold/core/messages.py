@@ -159,6 +159,10 @@ class OpenUpdates:
         """⟨v, Δ_k⟩, [n]."""
         return self.rows @ vector
 
+    def copies(self) -> list[Tensor]:
+        """Δ_k [d], each in memory of its own: a view of a row would keep all rows alive."""
+        return [row.clone() for row in self.rows]
+
     def select(self, accepted: Tensor) -> "OpenUpdates":
         """Those of some of the clients [n]."""
         rows = self.rows[accepted.to(self.rows.device)]

@@ -59,4 +59,4 @@ def dr(q: float = 1.0, *, loss: Literal["path", "start"] = "path") -> Rule:
         return scores.softmax(0), known
 
     name = "dr" if (q, loss) == (1, "path") else f"dr(q={q:g}, loss={loss})"
-    return Rule(name, weigh, frozenset({metric}))
+    return Rule(name, weigh, frozenset({metric}), numbers_only=True)

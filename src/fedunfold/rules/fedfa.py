@@ -68,7 +68,7 @@ def fedfa(gamma: float = 0.5) -> Rule:
         return weights, rounds
 
     name = "fedfa" if gamma == 0.5 else f"fedfa(gamma={gamma:g})"
-    return Rule(name, weigh, frozenset({"accuracy"}))
+    return Rule(name, weigh, frozenset({"accuracy"}), numbers_only=True)
 
 
 def _normalised_information(fractions: Tensor) -> Tensor:

@@ -11,7 +11,12 @@ from fedunfold.core.messages import ClientUpdates
 from fedunfold.rules.rule import Rule, State, simplex_violation
 
 
-def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str = "fixed") -> Rule:
+def fixed(
+    matrix: Tensor | np.ndarray | Sequence[Sequence[float]],
+    *,
+    name: str = "fixed",
+    client_ids: Sequence[str] | None = None,
+) -> Rule:
     """Use the rows of a given matrix, one for each round.
 
         Θ_k^(t) = matrix[t, k]
@@ -22,6 +27,8 @@ def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str 
     Args:
         matrix: Θ, [T, K], every row on the simplex.
         name: What it is called in tables.
+        client_ids: Whose the columns are, in any order. Needed where the order of clients is not known beforehand, as
+            over Flower, which lists them as they answer.
 
     >>> fixed([[0.5, 0.5], [0.9, 0.1]]).name
     'fixed'
@@ -39,6 +46,10 @@ def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str 
         if problem := simplex_violation(row, [f"client {k}" for k in range(clients)]):
             raise InputError(f"row {t} of the weights '{name}' {problem}.")
 
+    names = None if client_ids is None else tuple(client_ids)
+    if names is not None and (len(names) != clients or len(set(names)) != clients):
+        raise InputError(f"the weights '{name}' have {clients} columns and {len(set(names))} names; give each its own.")
+
     def weigh(report: ClientUpdates, state: State) -> tuple[Tensor, State]:
         if report.round >= rounds:
             raise InputError(
@@ -50,6 +61,12 @@ def fixed(matrix: Tensor | np.ndarray | Sequence[Sequence[float]], *, name: str 
                 f"the weights '{name}' have {clients} columns, but the federation has"
                 f" {len(report.client_ids)} clients; give a matrix with a column for each."
             )
-        return values[report.round].clone(), state
+        if names is None or names == report.client_ids:
+            return values[report.round].clone(), state
+        if unknown := sorted(set(report.client_ids) - set(names)):
+            raise InputError(
+                f"the weights '{name}' have no column for client '{unknown[0]}'; add one, or leave it out."
+            )
+        return values[report.round, [names.index(client_id) for client_id in report.client_ids]], state
 
-    return Rule(name, weigh)
+    return Rule(name, weigh, numbers_only=True, client_ids=names)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -73,6 +73,8 @@ class LearnedWeights:
     name: str = "learned"
     required_metrics: frozenset[Metric] = field(default=frozenset(), repr=False)
     warnings: tuple[str, ...] = ()
+    numbers_only: ClassVar[bool] = True
+    """As `Rule.numbers_only`."""
 
     def __repr__(self) -> str:
         rounds, clients = self.weights.shape

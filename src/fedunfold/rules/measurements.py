@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates
-from fedunfold.rules.sketch import Sketches, few_enough, sketches_of
+from fedunfold.rules.sketch import Sketches, few_enough, products_of, sketches_of
 
 Numbers = NDArray[np.float64]
 
@@ -97,8 +97,7 @@ class Measurements:
         """⟨m_j, m_k⟩, [n, n]; only these leave the device."""
         if self.sketches is not None:
             return self.sketches.products.numpy()
-        rows = self.report.layout.params(self.report.entering.rows)
-        return _numbers(rows @ rows.T)
+        return _numbers(products_of(self.report))
 
     @cached_property
     def to_mean(self) -> Numbers:

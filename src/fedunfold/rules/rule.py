@@ -58,6 +58,9 @@ class Rule:
         required_metrics: What clients have to report for it.
         optional_metrics: What it reads where clients report it; NaN where they do not.
         uses: What else it reads, which not every federation has or discloses.
+        numbers_only: Whether it decides on weights alone, by counts and what clients report: by no update, nor any sum
+            of them. Then a server need keep none.
+        client_ids: Whom it has weights for, in this order, where it is for certain clients alone.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Rule:
     required_metrics: frozenset[Metric] = frozenset()
     optional_metrics: frozenset[Metric] = frozenset()
     uses: frozenset[Uses] = frozenset()
+    numbers_only: bool = False
+    client_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_metrics(self.name, requested_metrics(self))

@@ -25,7 +25,7 @@ def size() -> Rule:
     >>> size()(report, None)[0].tolist()
     [0.75, 0.25]
     """
-    return Rule("size", lambda report, state: (size_shares(report), state))
+    return Rule("size", lambda report, state: (size_shares(report), state), numbers_only=True)
 
 
 def size_shares(report: ClientUpdates) -> Tensor:

@@ -1,5 +1,6 @@
 """The products ⟨m_k, m_j⟩ of all pairs of a round's updates: exact where that is cheap, elsewhere from sketches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.core.messages import ClientUpdates, OpenUpdates, UpdateSet
+from fedunfold.core.params import ParamLayout
+from fedunfold.core.update_parts import InParts
 
 EXACT_PRODUCTS = 2 * 10**8
 """Up to so many multiply-adds, n²d for n updates of d entries, products are exact: several milliseconds of one core, a
@@ -48,14 +51,18 @@ def sketch(rows: Tensor) -> Tensor:
     Args:
         rows: m, [n, d].
     """
-    n, d = rows.shape
-    found = rows.new_zeros(n, min(d, BUCKETS))
-    # In place, so that the rows are read once and nothing is as large as they are.
-    signs = _signs(d, rows.dtype, rows.device)
-    for begin in range(0, d, BUCKETS):
-        block = rows[:, begin : begin + BUCKETS]
-        found[:, : block.shape[1]].addcmul_(block, signs[begin : begin + BUCKETS])
+    found = rows.new_zeros(len(rows), min(rows.shape[1], BUCKETS))
+    _add_part(found, 0, rows, rows.shape[1])
     return found
+
+
+def _add_part(found: Tensor, first: int, part: Tensor, d: int) -> None:
+    """Add the entries from `first` on of vectors of d, a part [n, ≤ d], to their sketches."""
+    # In place, so that the part is read once and nothing is as large as it is.
+    signs, last = _signs(d, part.dtype, part.device), first + part.shape[1]
+    for begin in range(first - first % BUCKETS, last, BUCKETS):
+        here, end = max(begin, first), min(begin + BUCKETS, last)
+        found[:, here - begin : end - begin].addcmul_(part[:, here - first : end - first], signs[here:end])
 
 
 @lru_cache(maxsize=4)
@@ -74,8 +81,7 @@ def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
     if known is None or not set(wanted) <= sent.keys() | before.keys():
         sent, before, fresh = {name: i for i, name in enumerate(wanted)}, {}, entering
         known = None
-    updates = report.layout.params(fresh.rows)
-    made, squares = sketch(updates), _norms(fresh, updates).square()
+    made, squares = _sketches_and_squares(fresh, report.layout)
     new = torch.tensor([i for i, name in enumerate(wanted) if name in sent], dtype=torch.long)
     old = torch.tensor([i for i, name in enumerate(wanted) if name not in sent], dtype=torch.long)
     chosen = torch.tensor([sent[wanted[i]] for i in new.tolist()], dtype=torch.long)
@@ -93,12 +99,42 @@ def sketches_of(report: ClientUpdates, known: Sketches | None) -> Sketches:
     return Sketches(wanted, rows, products)
 
 
+def products_of(report: ClientUpdates) -> Tensor:
+    """⟨m_j, m_k⟩ of all updates that enter a round, [n, n], exactly."""
+    entering = report.entering
+    if not isinstance(entering, InParts):
+        rows = report.layout.params(entering.rows)
+        return rows @ rows.T
+    n = len(entering.clients)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for _, part in _params_in_parts(entering, report.layout):
+        found += part @ part.T
+    return found
+
+
 def few_enough(report: ClientUpdates) -> bool:
     """Whether all pairs of a round's updates can be multiplied as they are."""
-    return len(report.entering.clients) ** 2 * report.updates.rows.shape[1] <= EXACT_PRODUCTS
+    entries = report.layout.size or report.updates.rows.shape[1]  # rows may not be at hand
+    return len(report.entering.clients) ** 2 * entries <= EXACT_PRODUCTS
 
 
-def _norms(updates: UpdateSet, rows: Tensor) -> Tensor:
+def _sketches_and_squares(updates: UpdateSet, layout: ParamLayout) -> tuple[Tensor, Tensor]:
+    """S m_k [n, q] and ‖m_k‖² [n]."""
     known = updates.norms if isinstance(updates, OpenUpdates) else None  # screening has computed them
-    found: Tensor = rows.norm(dim=1) if known is None else known
-    return found.cpu().double()
+    if not isinstance(updates, InParts):
+        rows = layout.params(updates.rows)
+        norms: Tensor = rows.norm(dim=1) if known is None else known
+        return sketch(rows), norms.cpu().double().square()
+    d = layout.num_params
+    made, squares = torch.zeros(len(updates.clients), min(d, BUCKETS)), torch.zeros(len(updates.clients)).double()
+    for begin, part in _params_in_parts(updates, layout):
+        made = made.to(part.dtype)
+        _add_part(made, begin, part, d)
+        squares += part.square().sum(1)
+    return made, squares if known is None else known.cpu().double().square()
+
+
+def _params_in_parts(updates: InParts, layout: ParamLayout) -> Iterator[tuple[int, Tensor]]:
+    for begin, part in updates.parts():
+        if begin < layout.num_params:
+            yield begin, part[:, : layout.num_params - begin]

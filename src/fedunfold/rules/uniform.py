@@ -27,4 +27,4 @@ def uniform() -> Rule:
         clients = len(report.client_ids)
         return torch.full((clients,), 1 / clients, dtype=torch.float64), state
 
-    return Rule("uniform", weigh)
+    return Rule("uniform", weigh, numbers_only=True)

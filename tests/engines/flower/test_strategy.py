@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedunfold as fu
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower import ClientDescription, WeightedStrategy, registration_mod, report_metrics_mod
-from fedunfold.engines.flower.wire import RecordLayout
+from fedunfold.engines.flower.model_arrays import RecordLayout
 from fedunfold.rules.learned import LearnedWeights
 from tests.support.grid import LocalGrid
 
@@ -476,7 +476,7 @@ def test_buffers_go_to_the_end_and_come_back_in_their_place() -> None:
     assert flat.tolist() == [3.0, 4.0, 5.0, 1.0, 2.0]
     assert (layout.params.names, layout.params.buffer_names) == (("linear.weight",), ("norm.running_mean",))
     assert layout.params.buffers(flat).tolist() == [1.0, 2.0]
-    back = layout.record(model)
+    back = layout.record(flat, model.counters, model.types)
     assert list(back) == list(parts)
     for name, values in parts.items():
         assert np.array_equal(back[name].numpy(), values)
@@ -576,7 +576,8 @@ def test_what_a_rule_knows_of_a_client_stays_when_it_registers_late() -> None:
 
     strategy = WeightedStrategy(fu.pretrained())
     start(strategy, LocalGrid(app_of({1: "ann", 2: "bob", 3: "cat"}), NODES, spoil), 4)
-    seen = strategy._started().rule_state["seen"]
+    assert strategy._run is not None
+    seen = strategy._run.rule_state["seen"]
     assert {name: own[:2] for name, own in seen.items()} == {key: [4, 3] for key in ("ann", "bob", "cat")}
 
 

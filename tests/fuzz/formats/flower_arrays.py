@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedunfold.engines.flower.wire import RecordLayout, read_array
+from fedunfold.engines.flower.model_arrays import RecordLayout
+from fedunfold.engines.flower.wire import read_array
 from tests.fuzz.judging import understood_by_any
 from tests.fuzz.mutation import of_numpy as mutate
 

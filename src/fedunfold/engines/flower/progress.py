@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -16,8 +16,8 @@ from fedunfold.aggregation.server_round import ServerState
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.failures import FailureKind, Failures
+from fedunfold.engines.flower.model_arrays import RecordLayout
 from fedunfold.engines.flower.roster import Roster
-from fedunfold.engines.flower.wire import ModelArrays, RecordLayout
 from fedunfold.io.checkpoint import Checkpoint, Tensors
 from fedunfold.io.plain_values import from_plain, to_plain
 from fedunfold.rules.rule import State, WeightingRule, describe_rule, renamed, uses_of
@@ -43,12 +43,15 @@ class Progress:
         round: How many rounds clients were asked to train in.
         server_round: The last of Flower's rounds, from 1, whose training is aggregated.
         resumed: What `server_round` was in the checkpoint; 0 without one.
-        messages: What clients were sent last.
+        sent: The model as Flower has it, which clients train next.
+        asked: The last of Flower's rounds that `messages` are of.
+        messages: What clients were sent last to train, and `evaluating` to evaluate.
         log_norms: Of every round those of the updates accepted (`aggregation.screening`).
         roster: The clients that have answered.
         failures: What went wrong with clients.
         weights: Θ of every round by client id.
         metrics: By stage and Flower's round, None where there were none.
+        rejected: Whose replies of this round were rejected, and why.
         has_trained: Whether any round has trained the model.
         problem: Why the last round has not.
         store: Where all of this is saved.
@@ -63,7 +66,10 @@ class Progress:
     round: int = 0
     server_round: int = 0
     resumed: int = 0
+    sent: ArrayRecord | None = None
+    asked: int = 0
     messages: tuple[Message, ...] = ()
+    evaluating: tuple[Message, ...] = ()
     log_norms: list[Tensor] = field(default_factory=list)
     roster: Roster = field(default_factory=Roster)
     failures: Failures = field(default_factory=Failures)
@@ -71,6 +77,7 @@ class Progress:
     metrics: dict[Stage, dict[int, MetricRecord | None]] = field(
         default_factory=lambda: {stage: {} for stage in get_args(Stage)}
     )
+    rejected: dict[str, str] = field(default_factory=dict)
     has_trained: bool = False
     problem: str = ""
     store: Checkpoint | None = None
@@ -85,21 +92,47 @@ class Progress:
             )
         layout = RecordLayout.of(arrays)
         model = layout.read(arrays)
-        return cls(layout, rule, ServerState.start(model.vector, algorithm), model.counters, model.types)
+        server = ServerState.start(model.vector, algorithm)
+        return cls(layout, rule, server, model.counters, model.types, sent=arrays)
 
     @property
-    def model(self) -> ModelArrays:
-        """w^(t) and the counters."""
-        return ModelArrays(self.server.model, self.counters, self.types)
+    def client_ids(self) -> list[str]:
+        """All clients, in an order that stays: the server's memory goes by position."""
+        named: tuple[str, ...] | None = getattr(self.rule, "client_ids", None)
+        return list(self.roster.num_examples if named is None else named)
 
-    @property
-    def arrays(self) -> ArrayRecord:
+    def record(self) -> ArrayRecord:
         """The model as clients are sent it."""
-        return self.layout.record(self.model)
+        self.sent = self.layout.record(self.server.model, self.counters, self.types)
+        return self.sent
+
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Go on from the model that is sent, where somebody has changed it since it was aggregated."""
+        if arrays is self.sent:
+            return
+        try:
+            found = self.layout.read(arrays)
+        except InputError as error:
+            raise InputError(f"the model to be sent {error}; send one that is like it.") from error
+        if found.dtype == np.float64:
+            self.widen()
+        self.server = replace(self.server, model=found.vector.to(self.server.model.dtype))
+        self.counters, self.types, self.sent = found.counters, found.types, arrays
+
+    @property
+    def first_rejection(self) -> str:
+        """Why a round has not trained in which nothing else went wrong."""
+        return next((f"client {name} {reason}" for name, reason in self.rejected.items()), "no client answered")
+
+    def sampled(self) -> list[str]:
+        """Who was sent a train message; one that was not sent, by a strategy that chose among them, has no id."""
+        sent = [message for message in self.messages if message.metadata.message_id] or self.messages
+        return [self.roster.name(message.metadata.dst_node_id) for message in sent]
 
     def sender(self, reply: Message) -> int:
         """The node a reply is from; one that was lost comes as an error from no node, so what it replies to counts."""
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self.messages}
+        sent = [message.metadata for message in (*self.messages, *self.evaluating) if message.metadata.message_id]
+        asked = {metadata.message_id: metadata.dst_node_id for metadata in sent}
         return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
 
     def widen(self) -> None:
@@ -110,6 +143,36 @@ class Progress:
         """Tell the rule that a client turns out to have another id."""
         if before != after:
             self.rule_state = renamed(self.rule, self.rule_state, before, after)
+
+    def forget(self, after: int) -> None:
+        """Let go of clients without a lasting id whose nodes left more than so many rounds ago, with their updates."""
+        before = self.client_ids
+        gone = set(self.roster.forget(self.round - after))
+        if left := sum(before[k] in gone for k in self.server.memory):
+            log.warning(
+                "round %d: the updates of %d clients are no longer remembered, because their nodes left more than %d "
+                "rounds ago; have clients register with registration_mod if they come back as other nodes",
+                *(self.round, left, after),
+            )
+        if gone:
+            self._remember_only({before[k]: row for k, row in self.server.memory.items() if before[k] not in gone})
+
+    def limit_memory(self, most: int) -> None:
+        """Remember the updates of so many clients at most: of those that were connected last."""
+        names, connected = self.client_ids, self.roster.connected
+        rows = {names[k]: row for k, row in self.server.memory.items()}
+        if over := max(0, len(rows) - most):
+            log.warning(
+                "round %d: the updates of %d clients are no longer remembered, because those of %d are at most; "
+                "raise remember_clients if they are to count",
+                *(self.round, over, most),
+            )
+            latest = sorted(rows, key=lambda name: connected.get(name, self.round))[over:]
+            self._remember_only({name: rows[name] for name in latest})
+
+    def _remember_only(self, rows: Mapping[str, Tensor]) -> None:
+        place = {name: k for k, name in enumerate(self.client_ids)}
+        self.server = replace(self.server, memory=dict(sorted((place[name], row) for name, row in rows.items())))
 
     # --- rounds of before a restart --------------------------------------------------------------------
 
@@ -179,6 +242,7 @@ class Progress:
             "nodes": list(roster.nodes.items()),
             "registered": sorted(roster.registered),
             "label_counts": roster.label_counts,
+            "connected": roster.connected,
             "failures": [(*which, count) for which, count in self.failures.counts.items()],
             "weights": self.weights,
             "metrics": {
@@ -206,6 +270,7 @@ class Progress:
             {int(node): str(name) for node, name in about["nodes"]},
             set(map(str, about["registered"])),
             {str(name): tuple(map(int, counts)) for name, counts in about["label_counts"].items()},
+            {str(name): int(t) for name, t in about["connected"].items()},
         )
         counts = {(str(name), cast(FailureKind, str(kind))): int(count) for name, kind, count in about["failures"]}
         self.failures = Failures(Counter(counts))

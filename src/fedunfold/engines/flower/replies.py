@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor
 
 from fedunfold.aggregation.screening import NOT_USABLE, is_usable
@@ -15,8 +16,8 @@ from fedunfold.core.messages import ClientMetrics, ClientUpdates, Metric, OpenUp
 from fedunfold.core.params import ParamLayout
 from fedunfold.core.participation import Participation
 from fedunfold.engines.flower.control import LOST
+from fedunfold.engines.flower.model_arrays import ModelArrays
 from fedunfold.engines.flower.schema import Arrays, ClientReply, MessageType
-from fedunfold.engines.flower.wire import ModelArrays
 from fedunfold.io.limits import CLIENT_SAMPLES
 
 FIXED: Mapping[MessageType, tuple[tuple[str, ...], frozenset[str]]] = {
@@ -113,6 +114,7 @@ def merge_replies(
     layout: ParamLayout,
     num_steps: np.ndarray | int = 0,
     rejected: Mapping[str, str] | None = None,
+    updates: OpenUpdates | None = None,
 ) -> ClientUpdates:
     """The updates of a round: those who were to participate and replied did.
 
@@ -124,6 +126,7 @@ def merge_replies(
         layout: What the entries of a model are.
         num_steps: τ_k of each client that trains, [K]; 0 where unknown.
         rejected: Whose replies were rejected, and why.
+        updates: Those of the clients that trained, in this order, where they are not in the replies.
     """
     client_ids = tuple(num_examples)
     replied = np.array([client_id in replies for client_id in client_ids], dtype=bool)
@@ -149,7 +152,7 @@ def merge_replies(
         num_examples=torch.tensor(list(num_examples.values()), dtype=torch.float64),
         participated=torch.from_numpy(participated),
         num_steps=torch.from_numpy(np.where(participated, num_steps, 0)),
-        updates=OpenUpdates(torch.from_numpy(clients), rows("updates")),
+        updates=updates or OpenUpdates(torch.from_numpy(clients), rows("updates")),
         cohort=torch.from_numpy(participation.cohort),
         selection=participation.selection,
         metrics=ClientMetrics(column("loss"), column("start_loss"), column("accuracy"), column("norm"), gradients),
@@ -187,12 +190,14 @@ class Update:
         metrics: What the rule reads.
         num_steps: τ_k; 0 where it is not reported.
         content: All of the reply, for the means of metrics.
+        num_examples: N_k, as it says.
     """
 
     arrays: ModelArrays
     metrics: Mapping[str, float]
     num_steps: int
     content: RecordDict
+    num_examples: float
 
 
 def read_content(message: Message, weighted_by: str) -> tuple[RecordDict, MetricRecord, float]:
@@ -228,10 +233,10 @@ def mean_metrics(
         aggregate: The strategy's function; it gets the replies as they are where all have the same metrics.
 
     Returns:
-        None where no reply counts.
+        None where there are no replies, or where Flower's own mean has none that counts.
     """
     records = [next(iter(content.metric_records.values())) for content in contents]
-    if not any(record[weighted_by] for record in records):
+    if not records or (aggregate is aggregate_metricrecords and not any(record[weighted_by] for record in records)):
         return None
     first, *others = ({name: np.shape(value) for name, value in record.items()} for record in records)
     if any(other != first for other in others):

@@ -20,6 +20,7 @@ class Roster:
         nodes: Ids of registered clients by the nodes they are connected as.
         registered: Clients that have registered, connected or not.
         label_counts: How many samples of each class they registered first.
+        connected: In which round each client was last connected.
 
     >>> roster = Roster()
     >>> roster.name(7)
@@ -30,14 +31,27 @@ class Roster:
     nodes: dict[int, str] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    connected: dict[str, int] = field(default_factory=dict)
 
     def name(self, node: int) -> str:
         """A client's id, or one made of its node's; no client can register one with a colon."""
         return self.nodes.get(node, f"node:{node}")
 
-    def forget_nodes(self, online: Collection[int]) -> None:
-        """Nodes that have left: their clients may come back as others."""
+    def note_connected(self, online: Collection[int], t: int) -> None:
+        """Which nodes are connected before round t; clients of those that have left may come back as others."""
         self.nodes = {node: client_id for node, client_id in self.nodes.items() if node in online}
+        self.connected |= dict.fromkeys(map(self.name, online), t)
+
+    def forget(self, before: int) -> list[str]:
+        """Forget clients without a lasting id whose nodes left before some round; gives their names."""
+        gone = [
+            name
+            for name in self.num_examples
+            if name not in self.registered and self.connected.get(name, before) < before
+        ]
+        self.num_examples = {name: count for name, count in self.num_examples.items() if name not in gone}
+        self.connected = {name: t for name, t in self.connected.items() if t >= before or name in self.num_examples}
+        return gone
 
     def identify(self, node: int, content: RecordDict) -> str | None:
         """Read a client's registration, where its reply brings one.

@@ -13,33 +13,29 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedunfold.aggregation.absent import coefficients
-from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, is_usable
-from fedunfold.aggregation.server_round import aggregate, with_past
+from fedunfold.aggregation.screening import NOT_USABLE
 from fedunfold.core.algorithm import Absent, Algorithm, UpdateFilter
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
-from fedunfold.core.example_counts import cap_examples
-from fedunfold.core.messages import ClientUpdates, Metric, TrainRequest
-from fedunfold.core.participation import Participation
+from fedunfold.core.messages import Metric
 from fedunfold.core.parts import Aggregator, ServerOptimizer
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.progress import Evaluate, Progress
-from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, merge_replies, read_content
-from fedunfold.engines.flower.schema import ClientReply
+from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, read_content
+from fedunfold.engines.flower.server_step import server_step
 from fedunfold.rules import size
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.parametric import ParametricRule
-from fedunfold.rules.rule import Weigh, WeightingRule, as_rule, decide, for_rounds, remarks_of, requested_metrics
+from fedunfold.rules.rule import Weigh, WeightingRule, as_rule, for_rounds, remarks_of, requested_metrics
 
 Reported = Metric | Literal["num_steps"]
 
@@ -68,6 +64,10 @@ class WeightedStrategy(FedAvg):
             num_steps).
         max_examples_ratio: What a client reports as its examples counts up to this many times the median of the
             round's others; None, the default, believes everybody, as FedAvg does.
+        remember_clients: With "remember", the updates of so many clients are remembered at most, those of the clients
+            that were connected last.
+        remember_rounds: A client without a lasting id is forgotten, and its update with it, when its node has not been
+            connected for more rounds than that: it comes back as another node, if at all. Registered ones are not.
         checkpoint: A file in which every round is saved, once its training is aggregated: model, server optimiser,
             remembered updates, the rule's state, metrics. Where it exists, `start` resumes from it, and the result is
             that of a run without the interruption.
@@ -94,12 +94,19 @@ class WeightedStrategy(FedAvg):
         aggregator: Aggregator | None = None,
         metric_names: Mapping[Reported, str] | None = None,
         max_examples_ratio: float | None = None,
+        remember_clients: int = 1000,
+        remember_rounds: int = 5,
         checkpoint: str | Path | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         if max_examples_ratio is not None and not 1 <= max_examples_ratio < math.inf:
             raise InputError(f"WeightedStrategy needs a finite max_examples_ratio >= 1, not {max_examples_ratio}.")
+        if remember_clients < 1 or remember_rounds < 0:
+            raise InputError(
+                "WeightedStrategy needs remember_clients >= 1 and remember_rounds >= 0, not "
+                f"{remember_clients} and {remember_rounds}."
+            )
         self.rule = as_rule(rule or size())
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
@@ -114,6 +121,7 @@ class WeightedStrategy(FedAvg):
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}
         self._max_examples_ratio = max_examples_ratio
+        self._remember_rounds, self._remember_clients = remember_rounds, remember_clients
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._run: Progress | None = None
 
@@ -150,13 +158,15 @@ class WeightedStrategy(FedAvg):
         """
         if isinstance(self.rule, LearnedWeights) and num_rounds > len(self.rule.weights):
             raise InputError(f"the weights were learned for {len(self.rule.weights)} rounds; run as many or fewer.")
-        run = Progress.start(initial_arrays, for_rounds(self.rule, num_rounds), self.algorithm)
+        run = self._begin(initial_arrays, for_rounds(self.rule, num_rounds))
         if self._checkpoint is not None:
-            counting = {"weighted_by_key": self.weighted_by_key, "max_examples_ratio": self._max_examples_ratio}
+            settings = {"weighted_by_key": self.weighted_by_key, "max_examples_ratio": self._max_examples_ratio}
+            settings |= {"remember_rounds": self._remember_rounds, "remember_clients": self._remember_clients}
             horizon = None if run.rule is self.rule else num_rounds
-            about = {"algorithm": self.algorithm.describe(), "horizon": horizon, **counting}
-            run.open(self._checkpoint, about, num_rounds)
-        self._run, self.failures, self.weights = run, run.failures, run.weights
+            run.open(
+                self._checkpoint, {"algorithm": self.algorithm.describe(), "horizon": horizon, **settings}, num_rounds
+            )
+            self.failures, self.weights = run.failures, run.weights
         evaluate = run.replaying(evaluate_fn)
         result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate)
         if run.round and not run.has_trained:
@@ -168,96 +178,94 @@ class WeightedStrategy(FedAvg):
             log.warning(remark)
         return result
 
+    def _begin(self, arrays: ArrayRecord, rule: WeightingRule) -> Progress:
+        self._run = run = Progress.start(arrays, rule, self.algorithm)
+        self.failures, self.weights = run.failures, run.weights
+        return run
+
     # --- a round ---------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """FedAvg's messages; those who are sent one are the cohort."""
-        run = self._started()
+        """FedAvg's messages; those who are sent one are the cohort, and the updates are counted from these arrays.
+
+        In a loop of somebody else's, such as that of a wrapper, a run begins with the first round that is configured.
+        """
+        run = self._run
+        if run is None or run.resumed < server_round <= run.server_round:
+            if self._checkpoint is not None:
+                raise InputError("only WeightedStrategy's own start() resumes from a checkpoint; give none here.")
+            run = self._begin(arrays, self.rule)
         if run.is_past("train", server_round):
             return ()
-        run.messages = tuple(super().configure_train(server_round, arrays, config, grid))
-        run.roster.forget_nodes(set(grid.get_node_ids()))
+        run.adopt(arrays)
+        run.asked, run.messages = server_round, tuple(super().configure_train(server_round, arrays, config, grid))
+        run.roster.note_connected(set(grid.get_node_ids()), run.round)
+        run.forget(self._remember_rounds)
         return run.messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next model, and FedAvg's means of the clients' metrics."""
-        run, replies = self._started(), list(replies)
+        run, replies = self._run, list(replies)
+        if run is None:
+            raise InputError(
+                "WeightedStrategy aggregates what clients made of a model that it knows; call its start() or its "
+                "configure_train() first."
+            )
         if run.is_past("train", server_round):
-            return run.arrays, run.metrics["train"].get(server_round)
-        if not run.messages:
+            return run.record(), run.metrics["train"].get(server_round)
+        if run.asked != server_round:  # messages of another's making: those who reply are the cohort
+            run.asked, run.messages = server_round, ()
+        if not (run.messages or replies):
             return None, None
         self._check_and_log_replies(replies, is_train=True, validate=False)
-        rejected: dict[str, str] = {}
+        rejected = run.rejected = {}
         by_client = self._by_client(run, replies, rejected)
-        cohort = [name for name in self._sampled(run) if name not in rejected]
+        cohort = [name for name in run.sampled() or by_client if name not in rejected]
         expected = dict.fromkeys([*by_client, *cohort])
-        about = f"round {run.round}"
-        updates = self.failures.accept_replies(by_client, expected, about, self._read_update, rejected)
+        read = partial(self._read_update, run)
+        updates = self.failures.accept_replies(by_client, expected, f"round {run.round}", read, rejected)
+        if any(update.arrays.dtype == np.float64 for update in updates.values()):
+            run.widen()
         weights: dict[str, float] = {}
-        reason = next((f"client {name} {reason}" for name, reason in rejected.items()), "no client answered")
         try:
-            weights = self._step(run, updates, cohort)
+            weights = server_step(run, self.algorithm, updates, cohort, self._max_examples_ratio)
         except FedunfoldError as error:
-            run.problem = str(error).rstrip(".") if updates or not rejected else reason
+            run.problem = str(error).rstrip(".") if updates or not rejected else run.first_rejection
             log.error("round %d is skipped: %s", run.round, error)
         else:
             run.has_trained |= bool(updates)
-            run.problem = reason
+            run.problem = run.first_rejection
         run.round += 1
+        run.limit_memory(self._remember_clients)
         self.weights.append(weights)
         contents = [update.content for update in updates.values()] if weights else []
         metrics = mean_metrics(contents, self.weighted_by_key, self.train_metrics_aggr_fn)
         run.note("train", server_round, metrics)
         run.server_round = server_round
         run.save()
-        return run.arrays, metrics
-
-    def _step(self, run: Progress, updates: dict[str, Update], cohort: Iterable[str]) -> dict[str, float]:
-        """Weigh and aggregate; rejected clients are taken out of the updates. Gives Θ over the cohort."""
-        if any(update.arrays.vector.dtype == torch.float64 for update in updates.values()):
-            run.widen()
-        report = self._report(run, updates, set(cohort))
-        if not report.client_ids:
-            raise FederationError("no client has sent an update that can be used so far.")
-        # Norms as they are: a client that claims many steps gets no larger limit for it.
-        filtered = filter_updates(report, self.algorithm.filter, run.log_norms, normalized=True)
-        for entry in filtered.rejected:
-            self.failures.add(entry.client, "rejected", f"round {run.round} {entry.reason}")
-            del updates[entry.client]
-        entering = with_past(filtered.report, self.algorithm.absent, run.server)
-        decision, remembered = decide(run.rule, entering, run.rule_state)
-        ((run.server, aggregated),) = aggregate([run.server], [entering], [decision], self.algorithm)
-        run.log_norms.append(filtered.log_norms)
-        run.rule_state = remembered
-        # Counters go as running statistics do: averaged as they are, without a step size or an optimiser.
-        shares = coefficients(decision.weights, aggregated.eligible).tolist()
-        alpha = {name: a for name, a in zip(report.client_ids, shares, strict=True) if name in updates}
-        run.counters = {
-            # numpy makes a plain number of a sum of arrays without dimensions
-            name: np.asarray(old + sum(a * (updates[k].arrays.counters[name] - old) for k, a in alpha.items()))
-            for name, old in run.counters.items()
-        }
-        run.types = next((update.arrays.types for update in updates.values()), run.types)
-        over_cohort = coefficients(decision.weights, report.cohort)
-        return {report.client_ids[k]: float(over_cohort[k]) for k in torch.nonzero(report.cohort).flatten().tolist()}
+        return run.record(), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """FedAvg's messages."""
-        run = self._started()
-        if run.is_past("evaluate", server_round):
+        run = self._run
+        if run is not None and run.is_past("evaluate", server_round):
             return ()
-        run.messages = tuple(super().configure_evaluate(server_round, arrays, config, grid))
-        return run.messages
+        messages = tuple(super().configure_evaluate(server_round, arrays, config, grid))
+        if run is not None:
+            run.evaluating = messages
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """FedAvg's means of the clients' metrics."""
-        run, replies = self._started(), list(replies)
+        run, replies = self._run, list(replies)
+        if run is None:
+            return super().aggregate_evaluate(server_round, replies)
         if run.is_past("evaluate", server_round):
             return run.metrics["evaluate"].get(server_round)
         self._check_and_log_replies(replies, is_train=False, validate=False)
@@ -269,19 +277,7 @@ class WeightedStrategy(FedAvg):
         metrics = mean_metrics(list(found.values()), self.weighted_by_key, self.evaluate_metrics_aggr_fn)
         return run.note("evaluate", server_round, metrics)
 
-    def _started(self) -> Progress:
-        if self._run is None:
-            raise InputError("a WeightedStrategy is run by its start().")
-        return self._run
-
     # --- clients ---------------------------------------------------------------------------------------
-
-    def _sampled(self, run: Progress) -> list[str]:
-        return [run.roster.name(message.metadata.dst_node_id) for message in run.messages]
-
-    def _client_ids(self, run: Progress) -> list[str]:
-        """All clients, in an order that stays: the server's memory goes by position."""
-        return list(self.rule.client_ids if isinstance(self.rule, LearnedWeights) else run.roster.num_examples)
 
     def _by_client(self, run: Progress, replies: Iterable[Message], rejected: dict[str, str]) -> dict[str, Message]:
         """Replies by the ids of clients, with what those have brought that register now."""
@@ -295,7 +291,7 @@ class WeightedStrategy(FedAvg):
                 self.failures.add(name, "rejected", f"round {run.round}: {error}")
                 rejected[name] = str(error)
                 continue
-            if over in (client_ids := self._client_ids(run)):
+            if over in (client_ids := run.client_ids):
                 memory = {k: row for k, row in run.server.memory.items() if client_ids[k] != over}
                 run.server = replace(run.server, memory=memory)
             name = run.roster.name(node)
@@ -303,47 +299,25 @@ class WeightedStrategy(FedAvg):
             found[name] = reply
         return found
 
-    def _read_update(self, message: Message, client_id: str) -> Update:
-        run = self._started()
+    def _read_update(self, run: Progress, message: Message, client_id: str) -> Update:
         content, metrics, count = read_content(message, self.weighted_by_key)
         records = list(content.array_records.values())
         if len(records) != 1:
             raise InputError(f"has {len(records)} array records in place of one")
-        if isinstance(self.rule, LearnedWeights) and client_id not in self.rule.client_ids:
-            raise InputError("is a client the weights were not learned for; have it register with registration_mod")
+        if client_id not in (getattr(run.rule, "client_ids", None) or (client_id,)):
+            raise InputError(
+                f"is a client that the weights '{run.rule.name}' do not name; have it register with registration_mod"
+            )
         arrays = run.layout.read(records[0])
-        if not (arrays.is_usable and is_usable((arrays.vector - run.server.model)[None])):
+        if not arrays.has_finite_counters:
             raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}
-        for metric in requested_metrics(self.rule) - {"gradients", "norm"}:
+        for metric in requested_metrics(run.rule) - {"gradients", "norm"}:
             name = self._metric_names.get(metric, metric)
             value = metrics.get(name)
             if isinstance(value, int | float) and is_possible(metric, value):
                 numbers[metric] = float(value)
-            elif metric in self.rule.required_metrics:
-                raise InputError(f"has {value!r} for '{name}', which rule '{self.rule.name}' requires")
+            elif metric in run.rule.required_metrics:
+                raise InputError(f"has {value!r} for '{name}', which rule '{run.rule.name}' requires")
         steps = metrics.get(self._metric_names.get("num_steps", "num_steps"))
-        run.roster.report_examples(client_id, count)
-        return Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content)
-
-    def _report(self, run: Progress, updates: Mapping[str, Update], sampled: set[str]) -> ClientUpdates:
-        """The round of all clients known so far; sampled ones without an update are absent."""
-        metrics, model, layout = requested_metrics(self.rule), run.server.model, run.layout.params
-        replies = {}
-        for client_id, update in updates.items():
-            arrays = {"updates": update.arrays.vector.to(model.dtype) - model}
-            numbers = dict(update.metrics)
-            if "norm" in metrics:
-                numbers["norm"] = float(layout.params(arrays["updates"]).norm())
-            if "gradients" in metrics:  # up to the learning rate, which all clients share and angles do not see
-                arrays["gradients"] = -layout.params(arrays["updates"])
-            replies[client_id] = ClientReply(numbers, arrays)
-        client_ids, num_examples = self._client_ids(run), run.roster.num_examples
-        if self._max_examples_ratio is not None:
-            num_examples = cap_examples(num_examples, updates, self._max_examples_ratio)
-        sizes = {client_id: num_examples.get(client_id, 0) for client_id in client_ids}
-        steps = np.array([updates[name].num_steps if name in updates else 0 for name in client_ids], dtype=np.int64)
-        cohort = np.array([client_id in sampled for client_id in client_ids], dtype=bool)
-        request = TrainRequest("", run.round, model, self.algorithm.local, metrics)
-        report = merge_replies(request, sizes, Participation(cohort, cohort), replies, layout, steps)
-        return replace(report, label_counts=run.roster.label_counts_of(client_ids))
+        return Update(arrays, numbers, steps if isinstance(steps, int) and steps > 0 else 0, content, count)

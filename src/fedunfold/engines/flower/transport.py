@@ -22,8 +22,10 @@ log = logging.getLogger("fedunfold")
 RETRY_AFTER = 10.0
 """Seconds after which a node whose registration was refused is sent `register` again."""
 PING_AFTER = 20.0
-"""Seconds without a reply after which a node is sent `register` beside the message it was sent: a SuperNode whose
-server was killed amid a message stays one reply behind, and gives the last one only when it gets something new."""
+"""Seconds without a reply after which a node is nudged, that is sent `register` beside the message it was sent: a
+SuperNode whose server was killed amid a message stays one reply behind, and gives the last one only when it gets
+something new. A node that ever answered the last thing it was sent is not behind, however long it takes, and is never
+nudged. Half as long a node that may be behind is waited for before it counts as that."""
 POLL_SECONDS = (0.1, 1.0)
 """Least and most time between two polls for replies: a tenth of the wait so far, for every poll costs the SuperLink
 work that on a busy machine the clients would like to do."""
@@ -50,6 +52,9 @@ class FlowerTransport:
         self._registered: dict[str, ClientDescription] = {}
         self._retry_at: dict[int, float] = {}
         self._registering: dict[str, int] = {}
+        self._last_sent: dict[int, str] = {}
+        self._prompt: set[int] = set()
+        self._behind: set[int] = set()
         self._refusal = ""
         deadline = time.monotonic() + registration_timeout
         self._update_nodes()
@@ -85,6 +90,7 @@ class FlowerTransport:
             By client id what it replied, or the reason of an error; clients that do not answer in time are left out.
         """
         self._update_nodes()
+        self._find_behind()
         messages = [
             Message(content, self._nodes[client_id], flower_type(message_type))
             for client_id, content in contents.items()
@@ -93,17 +99,17 @@ class FlowerTransport:
         if not messages:
             return {}
         owner = {node: client_id for client_id, node in self._nodes.items()}
-        behind = set(self._registering.values())
         waiting = self._push(messages)
         # A client's secrets of a sum are in its node's state, which messages beside each other overwrite.
-        pinged = set() if message_type in get_args(SumStage) else self._send_register(behind & set(waiting.values()))
+        behind = set() if message_type in get_args(SumStage) else self._behind & set(waiting.values())
+        nudged = self._send_register(behind)
         replies: dict[str, RecordDict | str] = {}
         began = time.monotonic()
         while waiting and (waited := time.monotonic() - began) < self._timeout:
             for node, reply in self._pull(waiting):
                 replies[owner[node]] = str(reply.error.reason) if reply.has_error() else reply.content
             if waited >= PING_AFTER:
-                pinged |= self._send_register(set(waiting.values()) - pinged)
+                nudged |= self._send_register(set(waiting.values()) - self._prompt - nudged)
             least, most = POLL_SECONDS
             time.sleep(min(max(least, waited / 10), most) if waiting else 0)
         return replies
@@ -118,7 +124,12 @@ class FlowerTransport:
         self._nodes = {client_id: node for client_id, node in self._nodes.items() if node in online}
         unknown = [n for n in sorted(online - set(self._nodes.values())) if self._retry_at.get(n, 0.0) <= now]
         self._registering = {message: node for message, node in self._registering.items() if node in online}
+        self._last_sent = {node: message for node, message in self._last_sent.items() if node in online}
+        self._prompt, self._behind = self._prompt & online, self._behind & online
         self._retry_at |= dict.fromkeys(self._send_register(unknown), now + PING_AFTER)
+        self._read_registrations()
+
+    def _read_registrations(self) -> None:
         for node, reply in self._pull(self._registering):
             if node in self._nodes.values():
                 continue  # it has registered before
@@ -127,11 +138,29 @@ class FlowerTransport:
             except InputError as error:
                 self._refusal = f" Node {node} is left out for now: {error}"
                 log.warning(self._refusal.strip())
-                self._retry_at[node] = now + RETRY_AFTER
+                self._retry_at[node] = time.monotonic() + RETRY_AFTER
                 continue
             # The first registration counts: a client that comes back cannot make itself larger.
             self._registered.setdefault(found.client_id, found)
             self._nodes[found.client_id] = node
+
+    def _find_behind(self) -> None:
+        """Which nodes owe an answer to `register` and do not give it, though they have nothing else to do.
+
+        One that only takes its time is told from these by waiting, once: after a message more nobody could tell why
+        the answer comes.
+        """
+        deadline = time.monotonic() + PING_AFTER / 2
+        while doubtful := self._owing() - self._prompt - self._behind:
+            if time.monotonic() >= deadline:
+                self._behind |= doubtful
+                return
+            time.sleep(POLL_SECONDS[0])
+            self._read_registrations()
+
+    def _owing(self) -> set[int]:
+        """Nodes of clients that were sent `register` again and have not answered it."""
+        return set(self._registering.values()) & set(self._nodes.values())
 
     def _send_register(self, nodes: Collection[int]) -> set[int]:
         """Have nodes register; their replies are read when nodes are updated next."""
@@ -142,7 +171,9 @@ class FlowerTransport:
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:
         """Send; gives the node that each message went to, by the message's id."""
         sent = set(self._grid.push_messages(messages))
-        return {m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in sent}
+        pushed = {m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in sent}
+        self._last_sent |= {node: message for message, node in pushed.items()}
+        return pushed
 
     def _pull(self, waiting: dict[str, int]) -> list[tuple[int, Message]]:
         """Replies that have come, with the nodes they are from; those are waited for no longer.
@@ -152,6 +183,9 @@ class FlowerTransport:
         if not waiting:
             return []
         replies = self._grid.pull_messages(list(waiting))
+        answered = {reply.metadata.reply_to_message_id for reply in replies if not reply.has_error()}
+        prompt = {node for node, message in self._last_sent.items() if message in answered}
+        self._prompt, self._behind = self._prompt | prompt, self._behind - prompt
         return [(waiting.pop(reply.metadata.reply_to_message_id), reply) for reply in replies]
 
     def _accept(self, reply: Message) -> ClientDescription:

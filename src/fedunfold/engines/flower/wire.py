@@ -9,8 +9,6 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from fedunfold.config.fields import KEY
 from fedunfold.core.errors import InputError
-from fedunfold.core.params import ParamLayout, is_running_statistic
 from fedunfold.core.settings import shown
 from fedunfold.data.npz import read_header
 from fedunfold.engines.flower import schema
@@ -34,8 +31,6 @@ REGISTRATION = "fedunfold-registration"
 SHAPE = "shape:"
 """What the names of inputs come after in a registration."""
 TASK_LENGTH = 1000
-Shape = tuple[int, ...]
-NARROW, WIDE = np.float32, np.float64
 
 
 def flower_type(message_type: schema.MessageType | schema.SumStage) -> str:
@@ -128,7 +123,10 @@ def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
 
 
 def read_array(array: Array, name: str) -> np.ndarray:
-    """A plain numeric array of at most 8 bytes a number, in this machine's byte order, rows first."""
+    """A plain numeric array of at most 8 bytes a number, in this machine's byte order, rows first.
+
+    It is no copy but the bytes that came, and cannot be written to, wherever they have that order.
+    """
     file = io.BytesIO(array.data)
     try:
         shape, columns_first, dtype = read_header(file)
@@ -141,12 +139,12 @@ def read_array(array: Array, name: str) -> np.ndarray:
         raise InputError(f"has an array '{name}' of other length than its shape {list(shape)} says")
     values = np.frombuffer(array.data, dtype, math.prod(shape), begin)
     values = values.reshape(shape[::-1]).T if columns_first else values.reshape(shape)
-    return values.astype(dtype.newbyteorder("="), order="C")
+    return values.astype(dtype.newbyteorder("="), order="C", copy=False)
 
 
 def tensors(record: Mapping[str, Array]) -> dict[str, Tensor]:
     """All arrays of a record."""
-    return {name: torch.from_numpy(read_array(array, name)) for name, array in record.items()}
+    return {name: torch.from_numpy(read_array(array, name).copy()) for name, array in record.items()}
 
 
 def _array_record(arrays: Arrays) -> ArrayRecord:
@@ -158,92 +156,3 @@ def entry(records: Any, name: str) -> Any:
     if name not in records:
         raise InputError(f"the record '{name}' is missing.")
     return records[name]
-
-
-@dataclass(frozen=True)
-class ModelArrays:
-    """A model's arrays off the wire.
-
-    Attributes:
-        vector: The trained arrays, running statistics at the end, [d]; in double precision where one of them needs it.
-        counters: The others, which hold whole numbers.
-        types: In which type each array is to be given back: its own, or float64 for the mean of whole numbers.
-    """
-
-    vector: Tensor
-    counters: Mapping[str, np.ndarray]
-    types: Mapping[str, np.dtype[Any]]
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the counters are finite; a client may send them as floating-point numbers."""
-        return all(bool(np.isfinite(values).all()) for values in self.counters.values())
-
-
-@dataclass(frozen=True)
-class RecordLayout:
-    """A model's arrays as the server sent them first.
-
-    Floating-point arrays are what is trained. Arrays of whole numbers, such as the counters of a normalisation layer,
-    are averaged beside them, unless there are no others.
-
-    Attributes:
-        shapes: Shape of each array.
-        trained: Names of the arrays that make up the vector, running statistics at the end.
-    """
-
-    shapes: dict[str, Shape]
-    trained: tuple[str, ...]
-
-    @classmethod
-    def of(cls, record: ArrayRecord) -> "RecordLayout":
-        """The layout of a record; one without arrays is refused."""
-        try:
-            arrays = {name: read_array(array, name) for name, array in record.items()}
-        except InputError as error:
-            raise InputError(f"the initial model {error}; give arrays of numbers.") from error
-        trained = [name for name, values in arrays.items() if values.dtype.kind == "f"] or list(arrays)
-        if not trained:
-            raise InputError("the initial arrays are empty; give those of a model.")
-        return cls({name: a.shape for name, a in arrays.items()}, tuple(sorted(trained, key=is_running_statistic)))
-
-    def read(self, record: ArrayRecord) -> ModelArrays:
-        """The arrays of a client.
-
-        Args:
-            record: They may be of any numeric type; they are refused where names or shapes are not this layout's.
-        """
-        if missing := sorted(self.shapes.keys() - record.keys()):
-            raise InputError(f"has no array '{missing[0]}', which the initial arrays have")
-        if added := sorted(record.keys() - self.shapes.keys()):
-            raise InputError(f"has an array '{added[0]}', which the initial arrays do not have")
-        arrays = {name: self._checked(record[name], name) for name in self.shapes}
-        types = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in arrays.items()}
-        wide = any(types[name] == np.float64 for name in self.trained)
-        vector = np.concatenate([arrays[name].reshape(-1) for name in self.trained], dtype=WIDE if wide else NARROW)
-        counters = {name: a.astype(WIDE) for name, a in arrays.items() if name not in self.trained}
-        return ModelArrays(torch.from_numpy(vector), counters, types)
-
-    def record(self, arrays: ModelArrays) -> ArrayRecord:
-        """What `read` has read, as named arrays of the types they are to be given back in."""
-        pieces = torch.split(arrays.vector, [math.prod(self.shapes[name]) for name in self.trained])
-        found = dict(arrays.counters) | {n: piece.numpy() for n, piece in zip(self.trained, pieces, strict=True)}
-        return ArrayRecord(
-            {name: Array(found[name].astype(arrays.types[name]).reshape(shape)) for name, shape in self.shapes.items()}
-        )
-
-    def _checked(self, array: Array, name: str) -> np.ndarray:
-        values = read_array(array, name)
-        if values.shape != self.shapes[name]:
-            raise InputError(
-                f"has '{name}' of shape {list(values.shape)} in place of {list(self.shapes[name])}, the initial one"
-            )
-        return values
-
-    @cached_property
-    def params(self) -> ParamLayout:
-        """What the entries of the vector are."""
-        buffers = tuple(filter(is_running_statistic, self.trained))
-        names = tuple(name for name in self.trained if name not in buffers)
-        shapes, buffer_shapes = (tuple(torch.Size(self.shapes[name]) for name in some) for some in (names, buffers))
-        return ParamLayout(names, shapes, buffers, buffer_shapes)

@@ -1,0 +1,22 @@
+"""What a strategy's aggregation costs is measured in processes of its own, and shown beside FedAvg's."""
+
+import json
+
+import pytest
+from benchmarks.strategy_cost import Cost, Costs, strategies_page
+from benchmarks.subprocesses import run_python
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "learned"])
+def test_a_strategy_is_measured(name: str) -> None:
+    found = json.loads(run_python("-m", "benchmarks.strategy_round", name, "3", "200000"))
+    assert len(found["seconds"]) == len(found["processor"]) == 5
+    assert all(second > 0 for second in found["seconds"])
+    assert found["all"] >= found["round"] >= 0
+
+
+def test_the_page_sets_it_beside_fedavg() -> None:
+    rows = [Cost("FedAvg", 0.2, 0.3, 2**20, 2**21), Cost("size", 0.1, 0.2, 2**19, 2**21)]
+    page = strategies_page(Costs({}, 10, 11_000_000, rows))
+    assert "Aggregation of 10 replies of 11 M parameters, 42 MiB each" in page
+    assert "| size | 100 | 0.50 | 200 | 0 | 0.50 | 2 |" in page
