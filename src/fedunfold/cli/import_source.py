@@ -26,6 +26,7 @@ from fedunfold.tasks.classification import Classification
 
 Kind = Literal["npz", "tables", "images", "dataset"]
 WORDS = {"npz": "an .npz file", "tables": "CSV files", "images": "image folders", "dataset": "a Hugging Face data set"}
+OF_COLUMNS = ("drop", "categorical", "id", "positive", "missing_indicators", "scaling")
 # Which options apply to which kind of source.
 ABOUT: dict[str, tuple[Kind, ...]] = {
     "label": ("tables", "dataset"),
@@ -33,19 +34,13 @@ ABOUT: dict[str, tuple[Kind, ...]] = {
     "time": ("tables",),
     "event": ("tables",),
     "test": ("tables", "images", "dataset"),
-    "drop": ("tables", "dataset"),
-    "categorical": ("tables", "dataset"),
-    "id": ("tables", "dataset"),
-    "positive": ("tables", "dataset"),
-    "missing_indicators": ("tables", "dataset"),
-    "scaling": ("tables", "dataset"),
+    **dict.fromkeys(OF_COLUMNS, ("tables", "dataset")),
     "size": ("images", "dataset"),
     "colour": ("images", "dataset"),
     "model": ("images", "dataset"),
     "partitioner": ("npz", "dataset"),
     "clients": ("npz", "dataset"),
 }
-OF_COLUMNS = ("drop", "categorical", "id", "positive", "missing_indicators", "scaling")
 TEST_FRACTION = 0.2
 TABLE_TASKS = ("classification", "binary", "regression", "survival")
 
