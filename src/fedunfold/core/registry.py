@@ -107,11 +107,18 @@ class Registry(Generic[Made]):
         return self.make(name, **settings)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line for a name nobody has, with the one that exists where it is near enough to be meant."""
+def unknown(kind: str, name: str, known: Iterable[str], main: Iterable[str] = ()) -> str:
+    """One line for a name nobody has, with the one that exists where it is near enough to be meant.
+
+    Args:
+        kind: What has a name.
+        name: The one that nobody has.
+        known: All there are.
+        main: Those to choose from where none is near, of too many to be listed.
+    """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
-    hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}."
+    hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(main or known)}."
     return f"unknown {kind} '{name}'; {hint}"
 
 

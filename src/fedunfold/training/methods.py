@@ -151,7 +151,7 @@ def method(name: str) -> Method:
     if name == PRETRAINED or name in pretrained_names():
         return replace(as_method(pretrained() if name == PRETRAINED else pretrained(name)), name=name)
     if name not in method_names():
-        raise InputError(unknown("method", name, method_names()))
+        raise InputError(unknown("method", name, method_names(), (*BASES, *ALIASES, PRETRAINED, TABLE.name)))
     prefix, _, base = ALIASES.get(name, name).rpartition("-")
     local, server = BASES[base]
     algorithm = Algorithm(

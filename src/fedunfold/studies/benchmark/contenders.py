@@ -130,7 +130,7 @@ def contenders(
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known and name not in method_names():
-            raise InputError(unknown("method", name, dict.fromkeys((*known, *method_names()))))
+            raise InputError(unknown("method", name, dict.fromkeys((*known, *method_names())), known))
     chosen = {name: found for name, found in known.items() if (name in wanted if wanted else name not in set(without))}
     brought = pretrained_names()  # with the treatment of absent clients that they are for
     for name in wanted:
