@@ -179,3 +179,12 @@ def test_long_names_of_classes_are_cut_on_axes_only(tmp_path: Path) -> None:
     assert cards["classes"][0].drawings[0].chart["layout"]["xaxis"]["categoryarray"] == short
     assert cards["classes"][0].numbers is not None
     assert [row[0] for row in cards["classes"][0].numbers.rows] == ["melanoma", long, long + " II"]
+
+
+def test_the_page_opens_with_the_verdict_and_folds_the_rest(tmp_path: Path) -> None:
+    html = page_of(write_run(tmp_path / "kept"))
+    opening = html[html.index('<section id="findings">') : html.index("<h3>Final models")]
+    shown, folded = opening.split("<details>")
+    assert '<p class="verdict">Use duw-fedavg: of 2 federated methods' in shown
+    assert "<summary>4 more findings</summary>" in folded
+    assert (shown.count("<li>"), folded.count("<li>")) == (1, 4)

@@ -183,7 +183,9 @@ def _use(
     if not close:
         return f"{text}."
     text += f"; no difference can be told to {joined([other.label for other in close])}"
-    if cheapest is not best:
+    if close and cheapest is best:
+        text += ", and none of these takes fewer rounds to learn"
+    elif close:
         saved = learning_rounds(cheapest) < learning_rounds(best)
         cost = f", with {_rounds(cheapest)} to learn instead of {_rounds(best)}" if saved else ""
         text += f". The cheapest of these is {cheapest.label}{cost}"
@@ -222,9 +224,9 @@ def _for_whom(
         ]
         if (more := len(worse) - MOST_NAMED) > 0:
             named.append(f"{more} more")
-        yield f"It serves {joined(named)}."
+        yield f"Worse off on what they held out: {joined(named)}."
     elif worse is not None:
-        yield f"No client is served worse than {' or '.join(others)}."
+        yield f"No client does worse on what it held out than {' or '.join(others)}."
 
 
 def _cost(best: LabelledMethod) -> str:

@@ -41,9 +41,9 @@ def _rejected(group: Group) -> Iterator[str]:
 def silenced(group: Group) -> Iterator[str]:
     """Clients with less than a fifth of the weight that their size gives them, and clients that have nearly all.
 
-    A client is silenced where its mean weight over the rounds in which it took part is below a fifth of its share of the
-    samples, if this share is at least 5 %. One that never took part was not silenced by weights. That one client has 0.9
-    or more of the weight is said of rounds in which others took part too.
+    A client is silenced where its mean weight over the rounds in which it took part is below a fifth of its share of
+    the samples, if this share is at least 5 %. One that never took part was not silenced by weights. That one client
+    has 0.9 or more of the weight is said of rounds in which others took part too.
     """
     shares, clients = group.first.federation.shares, group.first.clients
     for method in group.methods:
