@@ -186,5 +186,5 @@ def test_the_page_opens_with_the_verdict_and_folds_the_rest(tmp_path: Path) -> N
     opening = html[html.index('<section id="findings">') : html.index("<h3>Final models")]
     shown, folded = opening.split("<details>")
     assert '<p class="verdict">Use duw-fedavg: of 2 federated methods' in shown
-    assert "<summary>4 more findings</summary>" in folded
-    assert (shown.count("<li>"), folded.count("<li>")) == (1, 4)
+    assert "<summary>6 more findings</summary>" in folded
+    assert (shown.count("<li>"), folded.count("<li>")) == (0, 6), "10 points of ±25 are within noise"

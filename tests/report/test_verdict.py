@@ -91,7 +91,7 @@ def test_within_noise_the_cheapest_is_named() -> None:
         "no difference can be told to dr and fedavg. The cheapest of these is fedavg, with no rounds" in found.sentence
     )
     assert "to learn instead of 4 rounds." in found.sentence
-    assert "No difference to fedavg can be told (95 % interval −" in found.sentence
+    assert "Its gain of +0.8 points over fedavg is within noise (95 % interval −" in found.sentence
     assert "For whom it is worse is not known: clients held out nothing." in found.sentence
 
 

@@ -26,7 +26,7 @@ class Ranked:
 
     Attributes:
         warnings: What a reader has to know before all else.
-        first: The largest effects beyond noise, the largest first; where there is none, the first of all.
+        first: The largest effects beyond noise, the largest first; where no method was tested, the first of all.
         more: Everything else.
     """
 
@@ -42,7 +42,7 @@ def ranked(group: Group) -> Ranked:
     Facts without one, such as weights and losses, follow.
     """
     found = sorted(_all(group), key=lambda effect_and_text: -effect_and_text[0])
-    shown = min(sum(effect > 1 for effect, _ in found) or FEW, FEW)
+    shown = min(sum(effect > 1 for effect, _ in found) if group.methods else FEW, FEW)
     texts = [capital(text) if _is_own_word(text) else text for _, text in found]
     return Ranked(tuple(warnings(group)), tuple(texts[:shown]), tuple(texts[shown:]))
 

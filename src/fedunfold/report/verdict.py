@@ -8,7 +8,7 @@ import numpy as np
 
 from fedunfold.core.task import PrimaryMetric, finite
 from fedunfold.report.grouping import BASELINE, Group, LabelledMethod
-from fedunfold.report.noise import Gain, gain, size
+from fedunfold.report.noise import Gain, gain, signed, size
 from fedunfold.report.text import counted, joined
 from fedunfold.runs.schema import Floats
 
@@ -194,7 +194,8 @@ def _use(
 
 def _over_fedavg(found: Gain, primary: PrimaryMetric) -> str:
     if found.half is not None and not found.is_known:
-        return f"No difference to fedavg can be told ({found.interval(primary)})."
+        points = " points" if primary.is_percentage else ""
+        return f"Its gain of {signed(primary, found.value)}{points} over fedavg is within noise ({found.interval(primary)})."
     return f"It is {size(primary, found.value)} better than fedavg ({found.interval(primary)})."
 
 
