@@ -43,7 +43,8 @@ def test_learning_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites:
 def test_comparing_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
     command = ("compare", two_sites(), "--methods", "fedavg", "--trials", 1)
     assert fedunfold(*command).out.endswith("records and figures are in runs/compare-two-sites\n")
-    assert set(fedunfold(*command, "--format", "json").json) == {"environment", "trials", "metric", "methods", "folder"}
+    keys = {"verdict", "warnings", "environment", "trials", "metric", "methods", "folder"}
+    assert set(fedunfold(*command, "--format", "json").json) == keys
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}
     fedunfold(*command, "--overwrite", "--seed", 5)
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}

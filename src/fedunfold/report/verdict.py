@@ -194,8 +194,8 @@ def _use(
 
 def _over_fedavg(found: Gain, primary: PrimaryMetric) -> str:
     if found.half is not None and not found.is_known:
-        points = " points" if primary.is_percentage else ""
-        return f"Its gain of {signed(primary, found.value)}{points} over fedavg is within noise ({found.interval(primary)})."
+        gained = signed(primary, found.value) + (" points" if primary.is_percentage else "")
+        return f"Its gain of {gained} over fedavg is within noise ({found.interval(primary)})."
     return f"It is {size(primary, found.value)} better than fedavg ({found.interval(primary)})."
 
 
