@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import fedunfold as fu
 from fedunfold import api
+from fedunfold.runs.schema import FederationRecord
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -165,9 +166,13 @@ def test_a_folder_says_what_its_federation_was(fedunfold: Command, two_sites: Fe
         fedunfold(command, env, "--out", command, *(("--iterations", 1) if command == "learn" else ()))
         record = json.loads((tmp_path / command / "federation.json").read_text())
         assert record["clients"] == [
-            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "participation_probability": 1.0},
-            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "participation_probability": 0.5},
+            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "participation_probability": 1.0}
+            | {"held_out": 0},
+            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "participation_probability": 0.5}
+            | {"held_out": 0},
         ]
+        kept = FederationRecord.of(fu.environment(env).replace(holdout=1 / 3)).clients
+        assert [(client.samples, client.held_out) for client in kept] == [(6, 3), (4, 2)]
         found = fu.environment(env)
         assert record["digest"] == found.digest(found.load())
         assert (record["classes"], record["test_samples"], record["rounds"]) == (3, 6, 3)

@@ -83,7 +83,7 @@ def gain(
 
     >>> found = gain(np.array([80.0, 82.0]), np.array([70.0, 74.0]), PrimaryMetric(), [100])
     >>> found.value, round(found.half, 2)  # d = 10 and 8, so s²/n = 1, and v = (0.81·0.19 + 0.72·0.28)/100
-    (9.0, 17.37)
+    (9.0, 17.26)
     """
     first, second = (values.reshape(len(values), -1) for values in (mine, theirs))
     known = ~(np.isnan(first).any(0) | np.isnan(second).any(0))
