@@ -188,3 +188,12 @@ def test_the_page_opens_with_the_verdict_and_folds_the_rest(tmp_path: Path) -> N
     assert '<p class="verdict">Use duw-fedavg: of 2 federated methods' in shown
     assert "<summary>6 more findings</summary>" in folded
     assert (shown.count("<li>"), folded.count("<li>")) == (0, 6), "10 points of ±25 are within noise"
+
+
+def test_warnings_stand_before_findings_and_say_what_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "kept")
+    lines = folder / "metrics.jsonl"
+    lines.write_text(lines.read_text().replace("[0.4, 0.6]", "[0.05, 0.95]"))
+    html = page_of(folder)
+    warned = html.index("<li>Warning: duw-fedavg all but silences client north: its mean weight over the 2 rounds is")
+    assert html.index('<p class="verdict">') < warned < html.index("6 more findings")
