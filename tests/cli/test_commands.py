@@ -67,7 +67,8 @@ def test_learn_then_run_then_compare(fedunfold: Command, two_sites: Callable[...
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
     compared = fedunfold("compare", env, "--methods", f"fedavg,{weights}", "--trials", 2, "--format", "json").json
-    assert set(compared) == {"environment", "trials", "metric", "methods", "folder"}
+    assert set(compared) == {"verdict", "warnings", "environment", "trials", "metric", "methods", "folder"}
+    assert compared["verdict"]["method"] in ("fedavg", "learned")
     assert compared["environment"] == "two-sites"
     assert compared["trials"] == 2
     assert [entry["method"] for entry in compared["methods"]] == ["fedavg", "learned"]

@@ -35,6 +35,23 @@ def test_folders_of_every_command_alone_and_together(fedunfold: Command, two_sit
     for entry in compared:
         assert f"{entry['accuracy_mean']:.1f} ± {entry['accuracy_sd']:.1f} %" in told
     assert "client b holds the only samples of class 2" in told
+    (judged,) = made.json["verdicts"]
+    assert (judged["about"], judged["learning_rounds"] > 0) == ("two-sites", judged["method"].startswith("duw"))
+
+
+def test_a_comparison_opens_with_the_verdict_of_its_report(
+    fedunfold: Command, two_sites: Federation, tmp_path: Path
+) -> None:
+    env = two_sites()
+    given = "--methods", "fedavg,uniform-fedavg,local", "--trials", 2, "--holdout", 0.25
+    text = fedunfold("compare", env, *given, "--out", "text").out
+    shown = fedunfold("compare", env, *given, "--out", "json", "--format", "json").json
+    assert next(iter(shown)) == "verdict"
+    assert text.startswith(shown["verdict"]["sentence"] + "\n")
+    assert shown["verdict"]["over_alone"]["covers"] == ["trials", "test samples"]
+    (reported,) = fedunfold("report", "json", "--format", "json").json["verdicts"]
+    assert reported == {"about": "two-sites"} | shown["verdict"], "the folder says what the comparison said"
+    assert fedunfold("report", "text").out.startswith(shown["verdict"]["sentence"] + "\n")
 
 
 def test_a_report_is_made_again_without_being_asked(fedunfold: Command, tmp_path: Path) -> None:

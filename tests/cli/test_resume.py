@@ -245,4 +245,4 @@ def test_the_comparison_is_shown_whole(fedunfold: Command, crash: Callable[..., 
     crash(*COMPARE, "--out", "cut", method="fednova")
     shown = succeeded(fedunfold(*COMPARE, "--out", "cut", "--format", "json")).json
     assert [method["method"] for method in shown["methods"]] == ["duw-fedavg", "fednova"]
-    assert set(shown) == {*Comparison("x", 0).as_json(), "folder"}
+    assert set(shown) == {"verdict", "warnings", *Comparison("x", 0).as_json(), "folder"}

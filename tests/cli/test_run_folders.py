@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import fedunfold as fu
 from fedunfold import api
+from fedunfold.runs.schema import FederationRecord
 from tests.cli.conftest import Command
 from tests.cli.test_bad_input import refused
 
@@ -43,7 +44,8 @@ def test_learning_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites:
 def test_comparing_without_a_folder_gets_a_new_one(fedunfold: Command, two_sites: Federation, tmp_path: Path) -> None:
     command = ("compare", two_sites(), "--methods", "fedavg", "--trials", 1)
     assert fedunfold(*command).out.endswith("records and figures are in runs/compare-two-sites\n")
-    assert set(fedunfold(*command, "--format", "json").json) == {"environment", "trials", "metric", "methods", "folder"}
+    keys = {"verdict", "warnings", "environment", "trials", "metric", "methods", "folder"}
+    assert set(fedunfold(*command, "--format", "json").json) == keys
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}
     fedunfold(*command, "--overwrite", "--seed", 5)
     assert names(tmp_path / "runs") == {"compare-two-sites", "compare-two-sites-2"}
@@ -133,7 +135,10 @@ def test_the_demo_replaces_itself_and_nothing_else(
     monkeypatch.setattr(api, "compare", lambda *_, **__: quick)
     for out in ((), (), ("--out", "runs/demo"), ("--out", "other")):
         assert fedunfold("demo", *out).code == 0
-    assert fedunfold("demo", "--format", "json").json == quick.as_json() | {"folder": "runs/demo"}
+    shown = fedunfold("demo", "--format", "json").json
+    assert shown.pop("verdict")["method"] == "fedavg"
+    assert shown.pop("warnings") == []
+    assert shown == quick.as_json() | {"folder": "runs/demo"}
     assert names(tmp_path / "runs") == {"demo"}
     refused(fedunfold("demo", "--out", "other"), "other", "--overwrite")
     assert fedunfold("demo", "--out", "other", "--overwrite").code == 0
@@ -161,9 +166,13 @@ def test_a_folder_says_what_its_federation_was(fedunfold: Command, two_sites: Fe
         fedunfold(command, env, "--out", command, *(("--iterations", 1) if command == "learn" else ()))
         record = json.loads((tmp_path / command / "federation.json").read_text())
         assert record["clients"] == [
-            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "participation_probability": 1.0},
-            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "participation_probability": 0.5},
+            {"key": "a", "samples": 9, "label_counts": [5, 4, 0], "epochs": 1, "participation_probability": 1.0}
+            | {"held_out": 0},
+            {"key": "b", "samples": 6, "label_counts": [2, 2, 2], "epochs": 2, "participation_probability": 0.5}
+            | {"held_out": 0},
         ]
+        kept = FederationRecord.of(fu.environment(env).replace(holdout=1 / 3)).clients
+        assert [(client.samples, client.held_out) for client in kept] == [(6, 3), (4, 2)]
         found = fu.environment(env)
         assert record["digest"] == found.digest(found.load())
         assert (record["classes"], record["test_samples"], record["rounds"]) == (3, 6, 3)

@@ -167,7 +167,9 @@ def test_a_failing_method_does_not_take_finished_ones_along(
     assert [entry["method"] for entry in result["methods"]] == ["fedavg", "duw-fedavg"]
     assert (tmp_path / "kept" / "duw-fedavg.safetensors").exists()
     if format == "json":
-        assert failed.json == result | {"folder": "kept"}
+        shown = failed.json
+        assert shown.pop("verdict")["learning_rounds"] in (0, 3) and shown.pop("warnings") == []
+        assert shown == result | {"folder": "kept"}
     else:
         assert [row[:2] for row in rows(failed.out)] == [["fedavg", "2"], ["duw-fedavg", "2"]]
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedunfold.core.task import PrimaryMetric
 from fedunfold.report import charts
 from tests.support.run_records import federation, group, learned, method, run
 
@@ -45,3 +46,15 @@ def test_the_outer_loss_of_all_that_was_learned() -> None:
         ("a", [1, 2], [4, 3]),
         ("b", [1, 2], [2, 1]),
     ]
+
+
+def test_the_axis_shows_where_methods_differ_late() -> None:
+    late = [[0.0, 0.0, *map(float, range(81, 90))]]  # 11 rounds, of which the first two are left out
+    low, high = charts.scores(group(method("fedavg", late)))["layout"]["yaxis"]["range"]
+    # The 5th percentile of 81 … 89 is 81.4, and 8 % of 7.6 are left at both ends.
+    assert (low, high) == pytest.approx((81.4 - 0.608, 89 + 0.608))
+    same = charts.scores(group(method("fedavg", [[50.0]])))
+    assert "range" not in same["layout"]["yaxis"]
+    error = PrimaryMetric("rmse", greater_is_better=False, percentages=frozenset())
+    low, high = charts.scores(group(method("fedavg", late), primary=error))["layout"]["yaxis"]["range"]
+    assert (low, high) == pytest.approx((81 - 0.608, 88.6 + 0.608))

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedunfold.report.grouping import Group, group_runs
-from fedunfold.report.insights import findings, only_holders
+from fedunfold.report.insights import findings
+from fedunfold.report.learning import only_holders
 from fedunfold.runs.schema import RejectedClient
 from tests.support.run_records import federation, group, learned, method, run
 

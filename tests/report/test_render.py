@@ -179,3 +179,21 @@ def test_long_names_of_classes_are_cut_on_axes_only(tmp_path: Path) -> None:
     assert cards["classes"][0].drawings[0].chart["layout"]["xaxis"]["categoryarray"] == short
     assert cards["classes"][0].numbers is not None
     assert [row[0] for row in cards["classes"][0].numbers.rows] == ["melanoma", long, long + " II"]
+
+
+def test_the_page_opens_with_the_verdict_and_folds_the_rest(tmp_path: Path) -> None:
+    html = page_of(write_run(tmp_path / "kept"))
+    opening = html[html.index('<section id="findings">') : html.index("<h3>Final models")]
+    shown, folded = opening.split("<details>")
+    assert '<p class="verdict">Use duw-fedavg: of 2 federated methods' in shown
+    assert "<summary>6 more findings</summary>" in folded
+    assert (shown.count("<li>"), folded.count("<li>")) == (0, 6), "10 points of ±25 are within noise"
+
+
+def test_warnings_stand_before_findings_and_say_what_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "kept")
+    lines = folder / "metrics.jsonl"
+    lines.write_text(lines.read_text().replace("[0.4, 0.6]", "[0.05, 0.95]"))
+    html = page_of(folder)
+    warned = html.index("<li>Warning: duw-fedavg all but silences client north: its mean weight over the 2 rounds is")
+    assert html.index('<p class="verdict">') < warned < html.index("6 more findings")

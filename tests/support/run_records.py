@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import Group
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import ClientRecord, FederationRecord, MethodRecord, RunRecord
@@ -23,6 +24,8 @@ def federation(
     keys: Sequence[str] = KEYS,
     name: str = "two-sites",
     class_names: tuple[str, ...] | None = None,
+    test_samples: int = 30,
+    held_out: Sequence[int] = (0, 0),
 ) -> FederationRecord:
     """North alone has class 0, south alone class 2; 8 and 12 samples, shares of 0.4 and 0.6."""
     return FederationRecord(
@@ -30,11 +33,18 @@ def federation(
         digest="d1",
         classes=len(counts[0]),
         class_names=class_names,
-        test_samples=30,
+        test_samples=test_samples,
         rounds=2,
         clients=tuple(
-            ClientRecord(key=key, samples=sum(row), label_counts=tuple(row), epochs=e, participation_probability=r)
-            for key, row, e, r in zip(keys, counts, epochs, participation_probability, strict=True)
+            ClientRecord(
+                key=key,
+                samples=sum(row),
+                label_counts=tuple(row),
+                epochs=e,
+                participation_probability=r,
+                held_out=own,
+            )
+            for key, row, e, r, own in zip(keys, counts, epochs, participation_probability, held_out, strict=True)
         ),
     )
 
@@ -44,6 +54,8 @@ def method(
     accuracy: Sequence[Sequence[float]],
     by_class: Sequence[float] = (50.0, 50.0, 50.0),
     by_client: Sequence[float] = (50.0, 50.0),
+    held_out: Sequence[Sequence[float]] | None = None,
+    reference: bool = False,
 ) -> MethodRecord:
     """Accuracies [trials][rounds]; those by class and by client are the same in every trial."""
     trials, rounds = len(accuracy), len(accuracy[0])
@@ -51,8 +63,9 @@ def method(
         name,
         np.array(accuracy, dtype=float),
         np.array([by_class] * trials, dtype=float),
-        np.full((rounds, 2), 0.5),
+        np.empty((rounds, 0)) if reference else np.full((rounds, 2), 0.5),
         np.array([by_client] * trials, dtype=float),
+        held_out=None if held_out is None else np.array(held_out, dtype=float),
     )
 
 
@@ -73,6 +86,7 @@ def run(
     label: str = "first",
     weights: Mapping[str, LearnedWeights] | None = None,
     of: FederationRecord | None = None,
+    primary: PrimaryMetric = ACCURACY,
 ) -> RunRecord:
     record = of or federation()
     return RunRecord(
@@ -84,6 +98,7 @@ def run(
         federation=record,
         methods=methods,
         learned=weights or {},
+        primary=primary,
     )
 
 

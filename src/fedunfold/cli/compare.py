@@ -100,7 +100,11 @@ def _compare(
     """Compare the methods, show what came out, and save it; a command that has its own folder also shows weights."""
     from fedunfold import api
     from fedunfold.cli.context import described_rules, environment_of, folder_for, followed, precision_of
+    from fedunfold.report.grouping import Group
+    from fedunfold.report.verdict import verdict
+    from fedunfold.report.warnings import warnings
     from fedunfold.runs.artifacts import of_comparison
+    from fedunfold.runs.compared import run_of
 
     environment = environment_of(env, options)
     ending: Stopped | FedunfoldError | None = None
@@ -121,10 +125,14 @@ def _compare(
                 if not comparison.methods:
                     raise
         # Shown before it is written: a disk that is full by now must not take the table along.
-        if comparison.methods and options.output == "json":
+        compared = Group((run_of(environment, comparison),)) if comparison.methods else None
+        if compared is not None and options.output == "json":
             stopped = {"stopped": True} if isinstance(ending, Stopped) else {}
-            console.print_json({**comparison.as_json(), "folder": str(folder.path), **stopped})
-        elif comparison.methods:
+            found = verdict(compared)
+            opening = {"verdict": None if found is None else found.as_json(), "warnings": warnings(compared)}
+            console.print_json({**opening, **comparison.as_json(), "folder": str(folder.path), **stopped})
+        elif compared is not None:
+            console.say_verdict(verdict(compared), warnings(compared))
             console.out.print(console.comparison_table(comparison))
             if comparison.by_client is not None:
                 console.out.print(console.table(*comparison.by_client))

@@ -12,6 +12,7 @@ from rich.table import Table
 from fedunfold.cli.wording import with_flags
 
 if TYPE_CHECKING:
+    from fedunfold.report.verdict import Verdict
     from fedunfold.rules.learned import LearnedWeights
     from fedunfold.training.comparison import Comparison
 
@@ -39,6 +40,14 @@ def note(lines: Iterable[str], about: str = "") -> None:
     """A line on standard output for everything that is odd about what is shown."""
     for line in lines:
         say(f"note: {f'{about}: ' if about else ''}{with_flags(line)}")
+
+
+def say_verdict(verdict: "Verdict | None", warnings: Iterable[str]) -> None:
+    """Which method to use, where there is one to choose, and what has to be known before it is used."""
+    if verdict is not None:
+        say(verdict.sentence)
+    for line in warnings:
+        say(f"warning: {line}")
 
 
 def progress() -> Progress:

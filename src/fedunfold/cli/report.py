@@ -35,12 +35,30 @@ def report(
     page = build(read_runs(runs))
     write_atomically(file, lambda temporary: temporary.write_text(page.html, encoding="utf-8"))
     if output == "json":
-        findings = [{"about": about, "text": text} for about, texts in page.findings.items() for text in texts]
-        console.print_json({"file": str(file), "runs": [str(run) for run in runs], "findings": findings})
+        verdicts = [
+            {"about": about, **said.verdict.as_json()}
+            for about, said in page.summaries.items()
+            if said.verdict is not None
+        ]
+        findings = [
+            {"about": about, "kind": kind, "text": text}
+            for about, said in page.summaries.items()
+            for kind, texts in (
+                ("warning", said.findings.warnings),
+                ("first", said.findings.first),
+                ("more", said.findings.more),
+            )
+            for text in texts
+        ]
+        named = [str(run) for run in runs]
+        console.print_json({"file": str(file), "runs": named, "verdicts": verdicts, "findings": findings})
         return
-    for about, texts in page.findings.items():
-        if len(page.findings) > 1:
+    for about, said in page.summaries.items():
+        if len(page.summaries) > 1:
             console.say(about)
-        for text in texts:
+        console.say_verdict(said.verdict, said.findings.warnings)
+        for text in said.findings.first:
             console.say(f"- {text}")
+        if more := len(said.findings.more):
+            console.say(f"- {more} more finding{'s are' if more > 1 else ' is'} in the report")
     console.say(f"the report is in {file}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedunfold.report.insights import loss_in_words
+from fedunfold.report.learning import loss_in_words
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs.schema import Floats
 

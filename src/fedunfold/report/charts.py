@@ -21,6 +21,7 @@ SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 RAMP = [[part / 3, f"var(--ramp-{part})"] for part in range(4)]
 FEW = 10
+WORST = 0.05  # of the scores, which may lie outside of a chart until a double click shows all
 MARKED = 40  # points of a line that still get a mark each
 
 
@@ -38,7 +39,24 @@ def scores(group: Group) -> Chart:
         traces.append(_line(rounds, mean, method.label, i, f"round %{{x}}: {_value(primary)}"))
     chart = _chart(traces, x="round", y=f"test {on_axis(primary)}", legend=True)
     chart["layout"]["xaxis"] |= _every(max(method.scores.shape[1] for method in group.methods))
+    chart["layout"]["yaxis"] |= _later_rounds(group)
     return chart
+
+
+def _later_rounds(group: Group) -> Chart:
+    """The part of the axis where the scores after the first fifth of the rounds lie, but for the worst twentieth.
+
+    How methods differ is seen there, and not in how all of them begin.
+    """
+    each = [method.scores[:, method.scores.shape[1] // 5 :].ravel() for method in group.methods]
+    values = np.concatenate(each)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {}
+    greater = group.first.primary.greater_is_better
+    low, high = np.quantile(values, [WORST, 1] if greater else [0, 1 - WORST]).tolist()
+    room = 0.08 * (high - low)
+    return {"range": [_rounded(low - room), _rounded(high + room)]} if room > 0 else {}
 
 
 def outer_loss(run: RunRecord) -> Chart:

@@ -1,56 +1,92 @@
 """What the records show, in sentences. Every number in them is computed from the run's own files."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedunfold.core.task import PrimaryMetric
+from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.report.grouping import Group, LabelledMethod
-from fedunfold.report.text import capital
-from fedunfold.runs.schema import FederationRecord, Floats, RunRecord
+from fedunfold.report.learning import on_learning
+from fedunfold.report.noise import gain
+from fedunfold.report.text import capital, counted
+from fedunfold.report.verdict import final_gain
+from fedunfold.report.warnings import warnings
+from fedunfold.runs.schema import Floats
 
-MOST_CLIENTS = 4
-MOST_CLASSES = 6
+FEW = 6  # findings that are not folded away
 SAME = 0.05  # points of accuracy that the shown digits cannot distinguish
 SAME_PART = 0.0005  # the part of any other score
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """What the records show, in the order of how much it matters.
+
+    Attributes:
+        warnings: What a reader has to know before all else.
+        first: The largest effects beyond noise, the largest first; where no method was tested, the first of all.
+        more: Everything else.
+    """
+
+    warnings: tuple[str, ...]
+    first: tuple[str, ...]
+    more: tuple[str, ...]
+
+
+def ranked(group: Group) -> Ranked:
+    """Everything worth saying about runs of one federation.
+
+    An effect is a difference in half-widths of its 95 % interval (`noise.Gain`): what is not above 1 may be noise.
+    Facts without one, such as weights and losses, follow.
+    """
+    found = sorted(_all(group), key=lambda effect_and_text: -effect_and_text[0])
+    shown = min(sum(effect > 1 for effect, _ in found) if group.methods else FEW, FEW)
+    texts = [capital(text) if _is_own_word(text) else text for _, text in found]
+    return Ranked(tuple(warnings(group)), tuple(texts[:shown]), tuple(texts[shown:]))
+
+
 def findings(group: Group) -> list[str]:
-    """Everything worth saying about runs of one federation, the outcome first."""
-    found = [*_stopped(group), *_outcomes(group), *_rejected(group), *_classes(group), *_held_out(group)]
-    found += [*_alone(group), *_served(group), *_left_out(group)]
-    for run in group.runs:
-        for name in run.learned:
-            named = f"{name} · {run.label}" if len(group.runs) > 1 else name
-            about = f"{named}: " if len(group.runs) > 1 or len(run.learned) > 1 else ""
-            found += [about + sentence for sentence in (*_weights(run, name), *_outer_loss(run, name))]
-    return [capital(sentence) if _is_own_word(sentence) else sentence for sentence in found]
+    """All of it, the most important first."""
+    found = ranked(group)
+    return [*found.warnings, *found.first, *found.more]
+
+
+def _all(group: Group) -> Iterator[tuple[float, str]]:
+    """Sentences with their effects."""
+    yield from _outcomes(group)
+    yield from _classes(group)
+    for text in (*_courses(group), *_held_out(group), *_alone(group), *_served(group), *_left_out(group)):
+        yield 0.0, text
+    for text in on_learning(group):
+        yield 0.0, text
 
 
 def _is_own_word(sentence: str) -> bool:
     """Sentences that begin with a word of ours get a capital; names of methods stay as they are."""
-    return sentence.startswith(("client ", "class ", "the ", "this ", "with "))
+    return sentence.startswith(("client ", "class ", "the ", "with "))
 
 
 # --- how it ended ------------------------------------------------------------------------------------------
 
 
-def _stopped(group: Group) -> Iterator[str]:
-    for run in group.runs:
-        if run.stopped:
-            which = f"the run {run.label}" if len(group.runs) > 1 else "this run"
-            yield f"{which} was stopped and is not finished: what had ended is shown, and it can be resumed."
-
-
-def _outcomes(group: Group) -> Iterator[str]:
-    if group.baseline is None:
+def _outcomes(group: Group) -> Iterator[tuple[float, str]]:
+    """How every method ended; what a reference reaches is no effect of a method."""
+    base = group.baseline
+    if base is None:
         for method in group.methods:
-            yield f"{method.label} ends at {ended(method)}{_named(group.first.primary)}{_few(method)}."
+            yield math.inf, f"{method.label} ends at {ended(method)}{_named(group.first.primary)}{_few(method)}."
         return
     for method in group.others:
-        yield _outcome(method, group.baseline)
-        yield from _course(method, group.baseline)
+        effect = 0.0 if method.is_reference else final_gain(method, base, group).effect
+        yield effect, _outcome(method, base)
+
+
+def _courses(group: Group) -> Iterator[str]:
+    if (base := group.baseline) is not None:
+        for method in group.others:
+            yield from _course(method, base)
 
 
 def _outcome(method: LabelledMethod, base: LabelledMethod) -> str:
@@ -114,21 +150,11 @@ def _few(method: LabelledMethod) -> str:
 # --- who gains and who loses -------------------------------------------------------------------------------
 
 
-def _rejected(group: Group) -> Iterator[str]:
-    """Clients whose updates were rejected, under each method; the most often first."""
-    for method in group.methods:
-        under = f" under {method.label}" if len(group.methods) > 1 else ""
-        trials = f" of {len(method.scores)} trials" if len(method.scores) > 1 else ""
-        for found in method.rejected[:MOST_CLIENTS]:
-            rounds = f"{found.times} of {method.scores.size} rounds{trials}"
-            yield f"client {found.client} was rejected in {rounds}{under}: it {found.reason}."
-        if (more := len(method.rejected) - MOST_CLIENTS) > 0:
-            those = _count(more, "more client was", "more clients were")
-            yield f"{those} rejected{under}, no more often than these."
-
-
-def _classes(group: Group) -> Iterator[str]:
-    base = group.baseline
+def _classes(group: Group) -> Iterator[tuple[float, str]]:
+    """Who gains and who loses most, with the larger of the two as the effect: each class is taken to have an equal part
+    of the test set."""
+    base, federation = group.baseline, group.first.federation
+    rows = [federation.test_samples / federation.classes]
     for method in group.others:
         mine = method.class_accuracy.mean(0)
         if np.isnan(mine).all():
@@ -136,17 +162,23 @@ def _classes(group: Group) -> Iterator[str]:
         if base is None:
             weakest = int(np.nanargmin(mine))
             share = f"{mine[weakest]:.1f} % of its test samples right"
-            yield f"class {group.first.classes[weakest]} is the weakest of {method.label}: {share}."
+            yield 0.0, f"class {group.first.classes[weakest]} is the weakest of {method.label}: {share}."
             continue
         theirs = base.class_accuracy.mean(0)
         change = mine - theirs
         gains, losses = int((change > SAME).sum()), int((change < -SAME).sum())
-        text = f"with {method.label} against {base.label}, {_count(gains, 'class gains', 'classes gain')} and "
-        text += _count(losses, "loses", "lose")
+        text = f"with {method.label} against {base.label}, {counted(gains, 'class gains', 'classes gain')} and "
+        text += counted(losses, "loses", "lose")
         most = [(int(np.nanargmax(change)), "gains")] if gains else []
         most += [(int(np.nanargmin(change)), "loses")] if losses else []
+        paired = method.run is base.run
+        effects = [
+            gain(method.class_accuracy[:, c], base.class_accuracy[:, c], ACCURACY, rows, paired=paired).effect
+            for c, _ in most
+        ]
+        effect = 0.0 if method.is_reference else max(effects, default=0.0)
         parts = [f"class {group.first.classes[c]} {verb} most, {theirs[c]:.1f} → {mine[c]:.1f} %" for c, verb in most]
-        yield f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
+        yield effect, f"{text}{'; ' if parts else ''}{'; '.join(parts)}."
 
 
 def _held_out(group: Group) -> Iterator[str]:
@@ -239,107 +271,3 @@ def worst_client(method: LabelledMethod) -> Worst | None:
         return None
     worst = int(np.nanargmin(means) if method.run.primary.greater_is_better else np.nanargmax(means))
     return Worst(worst, float(means[worst]), int((means == means[worst]).sum()) - 1)
-
-
-# --- what the weights show ---------------------------------------------------------------------------------
-
-
-def _weights(run: RunRecord, name: str) -> Iterator[str]:
-    """Clients that alone hold a class; where there is none, those that moved furthest from their size."""
-    weights = run.learned[name].weights.numpy()
-    shares = run.federation.shares
-    shift = weights.mean(0) - np.array(shares)
-    alone = only_holders(run.federation)
-    for k in sorted(alone, key=lambda k: -abs(shift[k]))[:MOST_CLIENTS]:
-        held = _listed([run.classes[c] for c in alone[k]])
-        yield f"client {run.clients[k]} holds the only samples of {held} and {_counts(weights, shares, k)}."
-    if len(alone) > MOST_CLIENTS:
-        yield f"{len(alone) - MOST_CLIENTS} more clients hold classes that nobody else has; their weights moved less."
-    if not alone and abs(shift).max() > 0:
-        for k, how in ((int(shift.argmax()), "lifted furthest above"), (int(shift.argmin()), "held furthest below")):
-            client = f"client {run.clients[k]}{_circumstances(run.federation, k)}"
-            yield f"{client} is {how} its size: it {_counts(weights, shares, k)}."
-
-
-def only_holders(federation: FederationRecord) -> dict[int, tuple[int, ...]]:
-    """The classes that a single client has samples of, by that client."""
-    alone: dict[int, tuple[int, ...]] = {}
-    for label in range(federation.classes if federation.classes > 1 else 0):
-        holders = [k for k, client in enumerate(federation.clients) if client.label_counts[label]]
-        if len(holders) == 1:
-            alone[holders[0]] = (*alone.get(holders[0], ()), label)
-    return alone
-
-
-def _counts(weights: Floats, shares: Sequence[float], k: int) -> str:
-    mean, last = float(weights[:, k].mean()), float(weights[-1, k])
-    against = f"against {weight(shares[k])} by size"
-    return f"counts {weight(mean)} on average over the rounds, {weight(last)} in the last, {against}"
-
-
-def _circumstances(federation: FederationRecord, k: int) -> str:
-    """What sets a client apart from the others, where something does."""
-    client = federation.clients[k]
-    parts = []
-    if len({other.participation_probability for other in federation.clients}) > 1:
-        parts.append(f"reachable in {100 * client.participation_probability:.0f} % of the rounds")
-    if len({other.epochs for other in federation.clients}) > 1:
-        parts.append(f"{epochs_of(client.epochs)} a round")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _outer_loss(run: RunRecord, name: str) -> Iterator[str]:
-    losses = run.learned[name].losses.numpy()
-    if len(losses) < 2:
-        return
-    first, last, lowest = float(losses[0]), float(losses[-1]), int(losses.argmin())
-    verb = "fell" if last < first else "rose" if last > first else "stayed"
-    text = f"the outer loss {verb} from {loss_in_words(first)} to {loss_in_words(last)} in {len(losses)} iterations"
-    if losses[lowest] < last - 0.001 * abs(last):
-        text += f", and was lowest at iteration {lowest + 1} with {loss_in_words(float(losses[lowest]))}"
-    yield f"{text}."
-
-
-# --- words -------------------------------------------------------------------------------------------------
-
-
-def weight(value: float) -> str:
-    """A weight with two digits that mean something.
-
-    >>> weight(0.314), weight(0.00492), weight(0.0000002)
-    ('0.31', '0.0049', 'less than 0.001')
-    """
-    return "less than 0.001" if value < 0.001 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
-
-
-def epochs_of(epochs: int | Sequence[int]) -> str:
-    """
-    >>> epochs_of(1), epochs_of((1, 3, 2))
-    ('1 epoch', '1 to 3 epochs')
-    """
-    few, many = (epochs, epochs) if isinstance(epochs, int) else (min(epochs), max(epochs))
-    return f"{few} to {many} epochs" if few < many else f"{few} epoch{'s' if few > 1 else ''}"
-
-
-def loss_in_words(value: float) -> str:
-    """
-    >>> loss_in_words(53561.2), loss_in_words(0.123456)
-    ('53,561', '0.1235')
-    """
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number or 'no'} {one if number == 1 else several}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """
-    >>> _listed(["ill"]), _listed("29"), _listed("abcdefghijkl")
-    ('class ill', 'classes 2 and 9', 'classes a, b, c, d, e, f and 6 more')
-    """
-    if len(names) == 1:
-        return f"class {names[0]}"
-    if len(names) > MOST_CLASSES:
-        names = [*names[:MOST_CLASSES], f"{len(names) - MOST_CLASSES} more"]
-    return f"classes {', '.join(names[:-1])} and {names[-1]}"

@@ -98,6 +98,8 @@ def _scores(group: Group, of: str) -> Card | None:
     if trials[-1] > 1:
         about += f" Lines are means of {counted} trials; the shade is one standard deviation to either side."
     rounds = max(method.scores.shape[1] for method in group.methods)
+    if rounds > 1:
+        about += " A double click shows all of the first rounds too."
     columns = {method.label: method.scores.mean(0) for method in group.methods}
     numbers = numbers_table("round", [str(t + 1) for t in range(rounds)], columns, primary.text)
     return Card(of, about, (Drawing("", charts.scores(group)),), numbers)

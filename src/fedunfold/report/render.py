@@ -10,10 +10,11 @@ from typing import Any
 
 from fedunfold.core.extras import import_extra
 from fedunfold.report.grouping import group_runs
-from fedunfold.report.insights import findings
+from fedunfold.report.insights import Ranked, ranked
 from fedunfold.report.panels import cards_of
 from fedunfold.report.tables import client_table, facts, outcome_table, settings_table
 from fedunfold.report.text import capital
+from fedunfold.report.verdict import Verdict, verdict
 from fedunfold.runs.labels import distinct
 from fedunfold.runs.schema import RunRecord
 from fedunfold.version import VERSION
@@ -22,16 +23,29 @@ ROBUST = re.compile(r"\b(median|trimmed|krum)\b")  # as a method's name says tha
 
 
 @dataclass(frozen=True)
+class Summary:
+    """What the page says in sentences of one federation.
+
+    Attributes:
+        verdict: Which method to use; None where no federated one has a score.
+        findings: What else the records show.
+    """
+
+    verdict: Verdict | None
+    findings: Ranked
+
+
+@dataclass(frozen=True)
 class Page:
     """A report.
 
     Attributes:
         html: The file's content.
-        findings: The sentences in it, by the federation they are about.
+        summaries: The sentences in it, by the federation they are about.
     """
 
     html: str
-    findings: dict[str, list[str]]
+    summaries: dict[str, Summary]
 
 
 def require_extra() -> tuple[Any, Any]:
@@ -57,7 +71,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
     groups = group_runs(runs)
     names = distinct([group.first.environment for group in groups])
     shown = names if len(groups) > 1 else [""]
-    found = {name: findings(group) for name, group in zip(names, groups, strict=True)}
+    found = {name: Summary(verdict(group), ranked(group)) for name, group in zip(names, groups, strict=True)}
     cards = cards_of(shown, groups)
     drawings = {
         f"{section}-{i}": [drawing.as_json() for drawing in card.drawings]
@@ -73,7 +87,7 @@ def build(runs: Sequence[RunRecord]) -> Page:
         title=", ".join(names),
         runs=runs,
         several=len(runs) > 1,
-        findings=list(zip(shown, found.values(), strict=True)),
+        summaries=list(zip(shown, found.values(), strict=True)),
         untested=[run.label if len(runs) > 1 else "" for run in runs if not (run.methods or run.left_out)],
         outcomes=outcome_table(groups),
         federations=[

@@ -8,7 +8,8 @@ import numpy as np
 
 from fedunfold.core.task import words
 from fedunfold.report.grouping import Group, LabelledMethod
-from fedunfold.report.insights import ended, epochs_of, worst_client
+from fedunfold.report.insights import ended, worst_client
+from fedunfold.report.learning import epochs_of
 from fedunfold.runs.labels import plain
 from fedunfold.runs.schema import ClientRecord, FederationRecord, Floats, RunRecord
 from fedunfold.tracking.scalars import leaves

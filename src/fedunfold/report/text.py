@@ -26,6 +26,23 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """A number of things.
+
+    >>> counted(0, "class", "classes"), counted(1, "class", "classes")
+    ('no classes', '1 class')
+    """
+    return f"{number or 'no'} {one if number == 1 else several}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """
+    >>> joined(["a"]), joined(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def escaped(label: str) -> str:
     """A label inside a chart, where Plotly would read tags of its own.
 

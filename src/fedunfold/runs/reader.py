@@ -18,6 +18,7 @@ from fedunfold.io.atomic import is_folder, is_plain_file, read_text, size_of
 from fedunfold.io.limits import FEDERATION_BYTES, LINES_BYTES, RECORD_BYTES, WEIGHTS_BYTES, LimitError
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.runs import schema
+from fedunfold.runs.influence import Influence
 from fedunfold.runs.labels import distinct, plain
 from fedunfold.runs.left_out import LeftOutRecord
 from fedunfold.runs.manifest import RunManifest
@@ -274,6 +275,7 @@ def _join_trials(
             },
             held_out=_by_client([end.held_out for end in served]),
             fine_tuned=_by_client([end.fine_tuned for end in served]),
+            influence=_influence(trials),
         )
         by_client = [s for s in (method.client_scores, method.held_out, method.fine_tuned) if s is not None]
         weighed = 0 if method.is_reference else clients
@@ -286,6 +288,16 @@ def _join_trials(
         problem = f"is damaged: the lines of method '{plain(name)}' do not fit together, or not the federation"
         raise DamagedRunError(file, problem) from error
     return method
+
+
+def _influence(trials: Sequence[Sequence[schema.RoundRecord]]) -> Influence | None:
+    """How much single clients counted; a line that does not say who took part is of all clients."""
+    if not trials[0][0].weights:
+        return None
+    return Influence.of(
+        [[line.weights for line in rounds] for rounds in trials],
+        [[line.participated or (True,) * len(line.weights) for line in rounds] for rounds in trials],
+    )
 
 
 def _by_client(trials: Sequence[tuple[float | None, ...] | None]) -> schema.Floats | None:

@@ -13,6 +13,7 @@ from fedunfold.config import Environment
 from fedunfold.core.settings import Count, Natural
 from fedunfold.core.task import ACCURACY, PrimaryMetric
 from fedunfold.rules.learned import LearnedWeights
+from fedunfold.runs.influence import Influence
 from fedunfold.runs.labels import plain
 
 SETTINGS = "settings.json"
@@ -56,6 +57,7 @@ class ClientRecord(Record):
         label_counts: How many of them are of each class.
         epochs: How many epochs it trains, in every round or round by round.
         participation_probability: In which fraction of the rounds it is reachable.
+        held_out: How many samples it held out; 0 also where that is not on record.
     """
 
     key: str
@@ -63,6 +65,7 @@ class ClientRecord(Record):
     label_counts: tuple[Natural, ...]
     epochs: Count | tuple[Count, ...]
     participation_probability: float = Field(ge=0, le=1)
+    held_out: Natural = 0
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -111,8 +114,9 @@ class FederationRecord(Record):
     @classmethod
     def of(cls, environment: Environment) -> Self:
         """The record of an environment's federation."""
-        data = environment.load()
-        held = zip(environment.clients, data.sizes, data.label_counts.tolist(), strict=True)
+        data, kept = environment.load(), environment.load_held_out()
+        kept_sizes = [0] * len(data.sizes) if kept is None else kept.sizes
+        held = zip(environment.clients, data.sizes, data.label_counts.tolist(), kept_sizes, strict=True)
         return cls.model_validate(
             {
                 **environment.model_dump(include={"description", "class_names", "rounds", "clients_per_round"}),
@@ -122,7 +126,8 @@ class FederationRecord(Record):
                 "classes": data.classes,
                 "test_samples": len(data.y_test),
                 "clients": [
-                    {**client.model_dump(), "samples": n, "label_counts": counts} for client, n, counts in held
+                    {**client.model_dump(), "samples": n, "label_counts": counts, "held_out": own}
+                    for client, n, counts, own in held
                 ],
             }
         )
@@ -186,6 +191,7 @@ class RoundRecord(Record):
         metrics: All metrics on the test set by name, fractions in percent; None for one that is not known.
         class_accuracy: By class, in percent; None for a class without test samples.
         weights: Θ^(t) as used; none of a reference.
+        participated: Who took part; empty where that is not on record.
         rejected: Why a client's update was rejected, by client.
     """
 
@@ -195,6 +201,7 @@ class RoundRecord(Record):
     metrics: dict[str, float | None]
     class_accuracy: tuple[float | None, ...]
     weights: tuple[float, ...]
+    participated: tuple[bool, ...] = ()
     rejected: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -258,6 +265,7 @@ class MethodRecord:
         held_out: The primary metric of the final models on what each client held out, [trials, K]; None where they held
             out nothing.
         fine_tuned: The same of final models that each client trained further, [trials, K]; None where none did.
+        influence: How much single clients counted; None of a reference.
     """
 
     name: str
@@ -269,6 +277,7 @@ class MethodRecord:
     metrics: Mapping[str, Floats] = field(default_factory=dict)
     held_out: Floats | None = None
     fine_tuned: Floats | None = None
+    influence: Influence | None = None
 
     @property
     def is_reference(self) -> bool:
