@@ -47,7 +47,7 @@ def with_control(
     stored = state.array_records[record] if record in state else ArrayRecord()
     found = stored.get(_entry(instruction, before))
     lost = before >= 0 and found is None
-    own = torch.zeros_like(arrays["model"]) if found is None else torch.from_numpy(read_array(found, CONTROL))
+    own = torch.zeros_like(arrays["model"]) if found is None else torch.from_numpy(read_array(found, CONTROL).copy())
     reply = answer(instruction, {**arrays, OWN_CONTROL: own})
     if CONTROL not in reply.arrays:
         if lost:

@@ -228,7 +228,7 @@ class Progress:
         remembered: dict[str, Tensor] = {}
         rule_state = to_plain(self.rule_state, remembered)
         tensors = self.server.to_tensors() | remembered
-        tensors |= {f"counter-{i}": torch.from_numpy(values) for i, values in enumerate(self.counters.values())}
+        tensors |= {f"counter-{i}": torch.from_numpy(values.copy()) for i, values in enumerate(self.counters.values())}
         tensors |= {f"log_norms-{t}": row for t, row in enumerate(self.log_norms)}
         roster = self.roster
         return tensors, {
