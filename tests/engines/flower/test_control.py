@@ -39,9 +39,11 @@ def grid_of(env: Any, spoil: Spoil | None = None) -> LocalGrid:
     return LocalGrid(client_app(open_client), nodes, spoil)
 
 
-def run(env: Any, grid: LocalGrid, local: ControlledOptimizer, on_round: Any = None) -> tuple[RunResult, Tensor]:
+def run(
+    env: Any, grid: LocalGrid, local: ControlledOptimizer, on_round: Any = None, timeout: float = 60.0
+) -> tuple[RunResult, Tensor]:
     """A run over the grid, and where it began."""
-    remote = federation_from_environment(grid, env, model=softmax_regression, dtype=torch.float64)
+    remote = federation_from_environment(grid, env, model=softmax_regression, dtype=torch.float64, timeout=timeout)
     algorithm = Algorithm(local, absent="drop")
     (result,) = run_rounds(remote, uniform(), env.rounds, [RUN], algorithm=algorithm, on_round=on_round)
     return result, remote.initial_model(RUN)
@@ -81,7 +83,7 @@ def test_one_whose_reply_is_not_used_goes_on_from_the_round_before(local: Contro
                 return None if how == "lost" else reply
         return reply
 
-    found, start = run(env, grid_of(env, spoil), local)
+    found, start = run(env, grid_of(env, spoil), local, timeout=2.0)
     assert found.participated[:, 1].tolist() == [True, False, True, True]
     assert_same(found.model, transcribed(env, local, start, found.participated)[0])
 
