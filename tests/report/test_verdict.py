@@ -76,7 +76,7 @@ def test_what_is_used_gains_and_costs() -> None:
     assert found.sentence == (
         "Use duw: of 2 federated methods it ends best, at 81.0 % test accuracy over 2 trials. It is 10.0 points better "
         "than fedavg (95 % interval +8.8 to +11.2 over trials and test samples). On what clients held out it is, in "
-        "the mean of the clients, not to be told from local training (95 % interval −4.5 to +4.5 over trials and test "
+        "the mean of the clients, within noise of local training (95 % interval −4.5 to +4.5 over trials and test "
         "samples). Worse off on what they held out: north (10.0 points worse than under fedavg). Learning its weights "
         "takes 6 rounds of the federation beforehand."
     )
@@ -88,7 +88,7 @@ def test_within_noise_the_cheapest_is_named() -> None:
     assert found.method == "duw"
     assert (found.within_noise, found.cheapest) == (("dr", "fedavg"), "fedavg")
     assert (
-        "no difference can be told to dr and fedavg. The cheapest of these is fedavg, with no rounds" in found.sentence
+        "its lead over dr and fedavg is within noise. The cheapest of these is fedavg, with no rounds" in found.sentence
     )
     assert "to learn instead of 4 rounds." in found.sentence
     assert "Its gain of +0.8 points over fedavg is within noise (95 % interval −" in found.sentence

@@ -26,7 +26,7 @@ def _bundled(incomplete: str) -> list[str]:
 
 
 def _reporter(bars: Any, title: str, todo: Sequence[Any]) -> Callable[[str, float], None]:
-    """What is told how far a phase is: a bar, or where there is no terminal a line a minute."""
+    """A function that shows the progress of a phase: by a bar, or where there is no terminal by a line a minute."""
     total, began = sum(run.cost for run in todo), time.monotonic()
     bar, done, said = bars.add_task(title, total=total, note=""), 0.0, began
 

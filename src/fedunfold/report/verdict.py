@@ -40,7 +40,7 @@ class Verdict:
     Attributes:
         method: The federated one with the best mean score after the last round; references are none.
         score: This score, fractions in percent.
-        within_noise: The others of which no difference to it can be told.
+        within_noise: The others that it leads by no more than noise.
         cheapest: Of these and itself the one with the fewest rounds to learn; FedAvg, then the better one among equals.
         over_fedavg: What it gains over FedAvg; None where it is FedAvg, or FedAvg was not run.
         over_alone: What it gains over local training on what clients held out, as the mean of the clients; None where
@@ -182,14 +182,12 @@ def _use(
     text = f"Use {best.label}: of {len(ranked)} federated methods it ends best, at {reached} over {trials}"
     if not close:
         return f"{text}."
-    text += f"; no difference can be told to {joined([other.label for other in close])}"
-    if close and cheapest is best:
-        text += ", and none of these takes fewer rounds to learn"
-    elif close:
-        saved = learning_rounds(cheapest) < learning_rounds(best)
-        cost = f", with {_rounds(cheapest)} to learn instead of {_rounds(best)}" if saved else ""
-        text += f". The cheapest of these is {cheapest.label}{cost}"
-    return f"{text}."
+    text += f"; its lead over {joined([other.label for other in close])} is within noise"
+    if cheapest is best:
+        return f"{text}, and none of these takes fewer rounds to learn."
+    saved = learning_rounds(cheapest) < learning_rounds(best)
+    cost = f", with {_rounds(cheapest)} to learn instead of {_rounds(best)}" if saved else ""
+    return f"{text}. The cheapest of these is {cheapest.label}{cost}."
 
 
 def _over_fedavg(found: Gain, primary: PrimaryMetric) -> str:
@@ -208,7 +206,7 @@ def _over_alone(found: Gain | None, tuned: Gain | None, primary: PrimaryMetric) 
 
 def _than_alone(found: Gain, primary: PrimaryMetric) -> str:
     if found.value == 0 or (found.half is not None and not found.is_known):
-        return f"not to be told from local training ({found.interval(primary)})"
+        return f"within noise of local training ({found.interval(primary)})"
     how = "better" if found.value > 0 else "worse"
     return f"{size(primary, found.value)} {how} than local training ({found.interval(primary)})"
 

@@ -39,7 +39,7 @@ def online_hypergradient(step_size: float = 0.3, lr: float | None = None) -> Rul
     w^(t+1) = γ Σ Θ_k w_k, takes ⟨∇f, w_k⟩ and the diagonal of the softmax's derivative alone, and does not divide by
     τ_l.
 
-    In the second round everybody goes on to the right, where only ann led in the first one:
+    In the second round all updates point right, as only ann's did in the first one:
 
     >>> from fedunfold.core.messages import OpenUpdates
     >>> state, rule = None, online_hypergradient(step_size=1.0, lr=0.5)

@@ -117,7 +117,7 @@ class Adam(Adaptive):
         if not self.corrected:
             return self.lr
         if info is None:
-            raise InputError(f"server optimiser {self.name} corrects by the round, and was not told it; pass its info.")
+            raise InputError(f"server optimiser {self.name} corrects by the round's number; pass its info.")
         exponent = info.round + 2
         return self.lr * math.sqrt(1 - self.beta2**exponent) / (1 - self.beta1**exponent)
 

@@ -75,7 +75,7 @@ class References:
         Args:
             entry: The reference, with its name and the local optimiser.
             trials: Their numbers.
-            callbacks: Who is told.
+            callbacks: Called after every trial.
             checkpoint: As for `run`.
         """
         assert entry.reference is not None

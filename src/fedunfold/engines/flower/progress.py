@@ -107,7 +107,7 @@ class Progress:
         return self.sent
 
     def adopt(self, arrays: ArrayRecord) -> None:
-        """Go on from the model that is sent, where somebody has changed it since it was aggregated."""
+        """Continue from the model that is sent, where a hook or wrapper has changed it since it was aggregated."""
         if arrays is self.sent:
             return
         try:

@@ -147,8 +147,8 @@ class FlowerTransport:
     def _find_behind(self) -> None:
         """Which nodes owe an answer to `register` and do not give it, though they have nothing else to do.
 
-        One that only takes its time is told from these by waiting, once: after a message more nobody could tell why
-        the answer comes.
+        A slow one is distinguished from these by waiting once: after another message it would be unclear which of the
+        two the answer belongs to.
         """
         deadline = time.monotonic() + PING_AFTER / 2
         while doubtful := self._owing() - self._prompt - self._behind:
