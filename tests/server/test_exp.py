@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from fedunfold.rules import size
 from fedunfold.server import exp
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import method
-from tests.support.federations import tiny
+from tests.support.federations import RUN, assert_same, simulated, tiny
+from tests.training.test_control_variates import SIZES, STEPS, full_batches, softmax_regression
 
 
 def vector(*values: float) -> Tensor:
@@ -73,6 +75,32 @@ def test_a_run_extrapolates() -> None:
     ratio = (longer - start) / (plain - start)
     torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
     assert ratio.mean() > 1
+
+
+def test_several_rounds_are_the_formula_written_out() -> None:
+    """Softmax regression with full batches, in NumPy alone."""
+    env, epsilon = full_batches(participation_probability=1.0), 0.01
+    federation = simulated(env, softmax_regression)
+    clients = [tuple(part.numpy() for part in env.load().client(k)) for k in range(len(SIZES))]
+    shares = np.array([len(y) for _, y in clients]) / sum(len(y) for _, y in clients)
+    w, factors = federation.initial_model(RUN).numpy().reshape(3, 5).copy(), []
+    for _ in range(env.rounds):
+        updates = []
+        for (x, y), steps in zip(clients, STEPS.values(), strict=True):
+            own = w.copy()
+            for _ in range(steps):
+                scores = np.exp(x @ own.T)
+                wrong = scores / scores.sum(1, keepdims=True) - np.eye(3)[y]
+                own -= env.lr * wrong.T @ x / len(y)
+            updates.append(own - w)
+        mean = np.tensordot(shares, updates, 1)
+        squares = sum(p * np.sum(update**2) for p, update in zip(shares, updates, strict=True))
+        factors.append(max(1.0, squares / (2 * (np.sum(mean**2) + epsilon))))
+        w += factors[-1] * mean
+    assert max(factors) > 1, "else it would be FedAvg"
+    algorithm = Algorithm(server=exp(epsilon), absent="drop")
+    (result,) = run_rounds(federation, size(), env.rounds, [RUN], algorithm=algorithm)
+    assert_same(result.model, torch.from_numpy(w.ravel()))
 
 
 def test_its_name_as_a_method() -> None:
