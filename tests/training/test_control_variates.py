@@ -239,10 +239,12 @@ def test_listing_the_clients_otherwise_only_reorders(local: ControlledOptimizer)
 
 @both
 def test_batched_runs_are_runs_apart(local: ControlledOptimizer) -> None:
-    env = tiny(participation_probability=0.6, seed=3, rounds=4)
+    env = tiny(participation_probability=0.4, seed=3, rounds=8)
     names, algorithm = ["trial-0", "trial-1"], Algorithm(local)
-    together = run_rounds(BatchedRuns(env), uniform(), 4, names, algorithm=algorithm)
-    apart = [run_one(simulated(env), uniform(), 4, run=name, algorithm=algorithm) for name in names]
+    together = run_rounds(BatchedRuns(env), uniform(), 8, names, algorithm=algorithm)
+    apart = [run_one(simulated(env), uniform(), 8, run=name, algorithm=algorithm) for name in names]
+    somebody = torch.stack([found.participated.any(1) for found in together])
+    assert (somebody[0] != somebody[1]).any()  # also where one of the runs has nobody in a round
     for found, expected in zip(together, apart, strict=True):
         assert_same(found.model, expected.model)
 

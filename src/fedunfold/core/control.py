@@ -44,9 +44,13 @@ class Control:
         return cls(torch.zeros_like(model))
 
     def rows(self, clients: Iterable[int]) -> Tensor:
-        """s_k of some clients, at least one, [n, d]."""
-        zero = torch.zeros_like(self.shared)
-        return torch.stack([self.own.get(k, zero) for k in clients])
+        """s_k of some clients, [n, d]."""
+        known = list(clients)
+        found = self.shared.new_zeros(len(known), len(self.shared))
+        for row, k in enumerate(known):
+            if k in self.own:
+                found[row] = self.own[k]
+        return found
 
     def to_tensors(self) -> dict[str, Tensor]:
         """All of it by name, for a checkpoint."""

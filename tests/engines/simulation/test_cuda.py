@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedunfold.core.messages import TrainRequest
 from fedunfold.core.parts import LocalOptimizer
@@ -34,6 +34,17 @@ needs_gpu = pytest.mark.skipif(not WITH_GPU, reason="needs a GPU with clusters o
 HOPPER = 227 * 1024
 SUPPORT = Path(__file__).parents[2] / "support"
 MEMORY, OWN_MEMORY = "extern __shared__ __align__(16) char memory[];", "char* memory = own_memory();"
+
+
+class Recurrent(nn.Module):
+    """Reads the features of `unequal` one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(1, 6, batch_first=True), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.unsqueeze(-1))[1][0])
 
 
 @pytest.fixture
@@ -232,7 +243,6 @@ def test_a_weight_learning_run_by_the_gpu_source_is_the_references(
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 @needs_gpu
 def test_a_weight_learning_run_on_the_gpu_is_the_references() -> None:
     reference = learned(SimulatedFederation(unequal(), dtype=torch.float64), 3)
@@ -241,7 +251,6 @@ def test_a_weight_learning_run_on_the_gpu_is_the_references() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("sides", "update", "outer"), [*CASES, pytest.param((784, 128, 128, 10), sgd(), "path")])
 def test_the_gpu_trains_as_the_reference(sides: tuple[int, ...], update: LocalOptimizer, outer: str | None) -> None:
@@ -249,7 +258,6 @@ def test_the_gpu_trains_as_the_reference(sides: tuple[int, ...], update: LocalOp
     compared.check(sides, update, outer, 2e-6)
 
 
-@pytest.mark.gpu
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(
@@ -264,6 +272,15 @@ def test_tensor_cores_train_as_the_reference(
     # Tensor cores cut off what a sum has no room for, where others round it: some ten times the error.
     compared = Comparison(CudaTrainer, device=torch.device("cuda"), dtype=torch.float32)
     compared.check(sides, sgd(), outer, 1e-5, gradients=False, backward=False)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_recurrent_layers_are_learned_through_on_the_gpu() -> None:
+    reference = learned(SimulatedFederation(unequal(), model=Recurrent, dtype=torch.float64), 2)
+    on_gpu = learned(SimulatedFederation(unequal(), model=Recurrent, device="cuda"), 2)
+    for expected, found in zip(reference, on_gpu, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_left_to_torch() -> None:

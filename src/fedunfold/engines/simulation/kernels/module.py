@@ -8,6 +8,7 @@ running ones, which travel with the parameters. Where the model only reads, noth
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +34,7 @@ class ModuleKernel:
         self._generator = torch.Generator()
         seed_dropout(module, self._generator)
         self._module = module
+        self._is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
         self.layout = layout = ParamLayout.of(module)
         held = dict(module.named_parameters()) | dict(module.named_buffers())
         leaves, running = ([held[name].detach() for name in names] for names in (layout.names, layout.buffer_names))
@@ -111,7 +113,10 @@ class ModuleKernel:
             self._generator.manual_seed(slot.seed)
         held = dict(zip(self.layout.names + self.layout.buffer_names, slot.leaves + slot.running, strict=True))
         args, kwargs = ((slot.x,), {}) if isinstance(slot.x, Tensor) else ((), dict(slot.x))
-        outputs: Tensor = functional_call(self._module, held, args, kwargs)
+        # cuDNN has no derivative of recurrent layers that only read.
+        without_cudnn = self._is_recurrent and slot.seed is None and torch.is_grad_enabled()
+        with torch.backends.cudnn.flags(enabled=False) if without_cudnn else nullcontext():
+            outputs: Tensor = functional_call(self._module, held, args, kwargs)
         return outputs.to(slot.leaves[0].dtype)  # a frozen base may compute in another
 
     def _check_training(self, slot: "_Slot") -> None:
