@@ -65,10 +65,10 @@ def test_products_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = float(rows[0] @ rows[1])
     for seed in range(200):
         monkeypatch.setattr(sketching, "_SEED", seed)
-        sketching._signs.cache_clear()
+        sketching._sample.cache_clear()
         first, second = sketch(rows)
         found.append(float(first @ second) - exact)
-    sketching._signs.cache_clear()
+    sketching._sample.cache_clear()
     scale = float(rows[0].norm() * rows[1].norm())
     assert abs(sum(found) / 200) < 4 * scale * math.sqrt((1 + 0.16) / (200 * BUCKETS))
 
@@ -76,7 +76,7 @@ def test_products_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_every_time_and_a_short_vector_is_kept() -> None:
     rows = correlated(3, 50, 0.2)
     first = sketch(rows)
-    sketching._signs.cache_clear()
+    sketching._sample.cache_clear()
     assert torch.equal(first, sketch(rows))
     torch.testing.assert_close(first @ first.T, rows @ rows.T)
 
@@ -127,9 +127,9 @@ def test_sketches_of_clients_that_sent_nothing_are_not_made_again(monkeypatch: p
     memory = torch.stack([fresh[0], rows[1], fresh[1], rows[3]])
     made: list[int] = []
 
-    def counting(given: Tensor) -> Tensor:
+    def counting(given: Tensor, layer_sizes: tuple[int, ...]) -> Tensor:
         made.append(len(given))
-        return sketch(given)
+        return sketch(given, layer_sizes)
 
     monkeypatch.setattr(sketching, "sketch", counting)
     second = remembering(1, [0, 2], fresh, memory)

@@ -212,8 +212,8 @@ def _sketches_and_norms(updates: UpdateSet, layout: ParamLayout) -> tuple[Number
 
 def _as_long(made: Tensor, norms: NDArray[np.float64]) -> Numbers:
     """Rows [n, q] as long as the vectors they stand for: then a cosine of two of them lies within [−1, 1]."""
+    lengths = torch.linalg.vector_norm(made, dim=1).numpy(force=True)
     rows: Numbers = made.numpy(force=True)
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     rows *= (norms / np.where(lengths > 0, lengths, 1)).astype(rows.dtype)[:, None]
     return rows
 
