@@ -54,7 +54,9 @@ class Attending(Pooling):
     def mixed(self, h: Array, shares: Array) -> Array:
         params = self.params_like(h)
         query, key, value = (h @ params[f"{name}.weight"].T for name in self.extra)
-        return h + softmax(query @ key.T / h.shape[1] ** 0.5 + functions_of(shares).log(shares)) @ value
+        among = softmax(query @ key.T / h.shape[1] ** 0.5 + functions_of(shares).log(shares))
+        mixed: Array = h + among @ value
+        return mixed
 
 
 class Deeper(Pooling):

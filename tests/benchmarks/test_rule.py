@@ -20,6 +20,7 @@ from benchmarks.rule.sections import GRID, KEPT, SECTIONS, choice
 from benchmarks.rule.statistics import clustered, part_of_rounds, percentile, win_rate
 from benchmarks.rule.view import View
 from numpy.random import default_rng
+from torch import Tensor
 from typer.testing import CliRunner
 
 from fedunfold.core.errors import InputError

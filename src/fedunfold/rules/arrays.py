@@ -1,5 +1,5 @@
-"""One formula for tensors, through which a gradient flows, and for NumPy arrays, whose operations take a fraction of the
-time where they are small."""
+"""One formula for tensors, through which a gradient flows, and for NumPy arrays, whose operations take a fraction of
+the time where they are small."""
 
 from typing import Any, TypeVar
 
@@ -24,7 +24,8 @@ def softmax(logits: Array) -> Array:
     """e^x_i / Σ_j e^x_j over the last dimension."""
     functions = functions_of(logits)
     powers: Array = functions.exp(logits - functions.amax(logits, -1)[..., None])
-    return powers / powers.sum(-1)[..., None]
+    shares: Array = powers / powers.sum(-1)[..., None]
+    return shares
 
 
 def numbers_of(values: Tensor | NDArray[Any]) -> NDArray[Any]:

@@ -264,19 +264,23 @@ def read_features(
 ) -> RoundFeatures[Tensor]:
     """The same in tensors, so that what is decided by them can be differentiated."""
     found = measure_features(report, state, horizon, client_features, round_features)
-    squares = None if found.squares is None else torch.from_numpy(found.squares)
-    values = found.clients, found.shares, found.of_clients, found.of_round
-    return RoundFeatures(*map(torch.from_numpy, values), found.state, squares)
+    return RoundFeatures(
+        torch.from_numpy(found.clients),
+        torch.from_numpy(found.shares),
+        torch.from_numpy(found.of_clients),
+        torch.from_numpy(found.of_round),
+        found.state,
+        None if found.squares is None else torch.from_numpy(found.squares),
+    )
 
 
 def _relative(values: Numbers) -> Numbers:
     """log(x / mean x) with the mean of those that are known, 0 where x is not."""
     known = values > 0
     count = int(np.count_nonzero(known))
-    if count == len(values):
-        return np.log(values * (count / values.sum()))
     mean = values[known].sum() / count if count else 1.0
-    return np.log(np.where(known, values / mean, 1.0))
+    found: Numbers = np.log(values / mean if count == len(values) else np.where(known, values / mean, 1.0))
+    return found
 
 
 def _ratio(above: Numbers, below: Numbers) -> Numbers:

@@ -85,8 +85,8 @@ class FormulaRule(ParametricRule):
         params = self.params_like(found.shares)
         score = found.of_clients @ self._of("weight", self.client_features, params)
         log_step = found.of_round @ self._of("step", self.round_features, params) + params["step"]
-        bounded = score.clip(-SCORE, SCORE), log_step.clip(-LOG_STEP, LOG_STEP)
-        return *bounded, MOMENTUM * bounded_share(params["momentum"]), bounded_share(params["trust"])
+        momentum, trust = MOMENTUM * bounded_share(params["momentum"]), bounded_share(params["trust"])
+        return score.clip(-SCORE, SCORE), log_step.clip(-LOG_STEP, LOG_STEP), momentum, trust
 
     def _of(self, what: str, names: Sequence[str], params: Mapping[str, Array]) -> Array:
         exponents = [params[f"{what}.{name}"] for name in names]

@@ -136,7 +136,8 @@ class ParametricRule(ABC):
 
     def params_like(self, values: Array) -> Mapping[str, Array]:
         """φ by name, in tensors or in NumPy arrays as some values are."""
-        return cast(Mapping[str, Array], self.params if isinstance(values, Tensor) else self._params_in_numpy)
+        params: Any = self.params if isinstance(values, Tensor) else self._params_in_numpy
+        return cast("Mapping[str, Array]", params)
 
     @cached_property
     def _params_in_numpy(self) -> dict[str, NDArray[Any]]:
@@ -191,7 +192,8 @@ class ParametricRule(ABC):
 
 def bounded_share(x: Array) -> Array:
     """x²/(1 + x²), from 0, where x is 0, to 1."""
-    return x * x / (1 + x * x)
+    share: Array = x * x / (1 + x * x)
+    return share
 
 
 def flattened(params: Mapping[str, Tensor]) -> Tensor:

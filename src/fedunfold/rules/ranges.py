@@ -55,7 +55,7 @@ def noted(z: Array, ranges: Array, t: int, before: Notes) -> Notes:
         if found[k, i] <= NOTED:
             continue
         now: Outside = {"excess": float(found[k, i]), "value": float(z[k, i]), "rounds": [t]}
-        known = before.get(str(i), now)
+        known: Outside = before.get(str(i), now)
         farthest = max(known, now, key=lambda note: note["excess"])
         rounds = [*known["rounds"], *([t] if t not in known["rounds"] else [])]
         notes[str(i)] = {"excess": farthest["excess"], "value": farthest["value"], "rounds": rounds}

@@ -86,8 +86,8 @@ class UnfoldedRule(ParametricRule):
         pooled = functions.tanh(self._layer("step.0", mean, found.of_round))
         to_step, to_momentum, to_trust = self._layer("step.1", pooled)
         step = LOG_STEP * functions.tanh(to_step / LOG_STEP)
-        bounded = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
-        return SCORE * functions.tanh(score / SCORE), step, *bounded
+        momentum, trust = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
+        return SCORE * functions.tanh(score / SCORE), step, momentum, trust
 
     def encoded(self, found: RoundFeatures[Array]) -> Array:
         """h, [n, width]."""
@@ -99,10 +99,9 @@ class UnfoldedRule(ParametricRule):
         """W (x, y) + b of x [n, I] or [I] and, where there is one, a `shared` y [J] of all rows."""
         params = self.params_like(x)
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-        if shared is None:
-            return x @ weight.T + bias
         own = x.shape[-1]
-        return x @ weight[:, :own].T + (weight[:, own:] @ shared + bias)
+        found: Array = x @ weight[:, :own].T + (bias if shared is None else weight[:, own:] @ shared + bias)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
