@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
 
 from fedunfold.pretraining.distribution import Distribution, DrawnFederation
 from fedunfold.rules import parametric
+from fedunfold.rules.arrays import Array, functions_of, softmax
 from fedunfold.rules.features import ROUND_FEATURES, RoundFeatures
 from fedunfold.rules.unfolded import UnfoldedRule
 
@@ -39,10 +39,10 @@ class Pooling(UnfoldedRule):
         }
         return cls({**plain, **added})
 
-    def encoded(self, found: RoundFeatures) -> Tensor:
+    def encoded(self, found: RoundFeatures[Array]) -> Array:
         return self.mixed(super().encoded(found), found.shares)
 
-    def mixed(self, h: Tensor, shares: Tensor) -> Tensor:
+    def mixed(self, h: Array, shares: Array) -> Array:
         raise NotImplementedError
 
 
@@ -51,10 +51,12 @@ class Attending(Pooling):
 
     extra: ClassVar[Mapping[str, int]] = {"query": 1, "key": 1, "value": 1}
 
-    def mixed(self, h: Tensor, shares: Tensor) -> Tensor:
-        query, key, value = (h @ self.params[f"{name}.weight"].T for name in self.extra)
-        among: Tensor = (query @ key.T / h.shape[1] ** 0.5 + shares.log()).softmax(1)
-        return h + among @ value
+    def mixed(self, h: Array, shares: Array) -> Array:
+        params = self.params_like(h)
+        query, key, value = (h @ params[f"{name}.weight"].T for name in self.extra)
+        among = softmax(query @ key.T / h.shape[1] ** 0.5 + functions_of(shares).log(shares))
+        mixed: Array = h + among @ value
+        return mixed
 
 
 class Deeper(Pooling):
@@ -62,19 +64,22 @@ class Deeper(Pooling):
 
     extra: ClassVar[Mapping[str, int]] = {"again": 2}
 
-    def mixed(self, h: Tensor, shares: Tensor) -> Tensor:
-        seen = torch.cat([h, (shares @ h).expand_as(h)], 1)
-        return h + (seen @ self.params["again.weight"].T).tanh()
+    def mixed(self, h: Array, shares: Array) -> Array:
+        functions, weight = functions_of(h), self.params_like(h)["again.weight"]
+        of_mean = weight[:, h.shape[1] :] @ (shares @ h)
+        mixed: Array = h + functions.tanh(h @ weight[:, : h.shape[1]].T + of_mean)
+        return mixed
 
 
 @dataclass(frozen=True, eq=False)
 class LongSteps(UnfoldedRule):
     """Steps of up to e^4 times plain averaging's."""
 
-    def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def answers(self, found: RoundFeatures[Array]) -> tuple[Array, Array, Array, Array]:
         score, log_step, momentum, trust = super().answers(found)
-        unbounded = parametric.LOG_STEP * (log_step / parametric.LOG_STEP).clamp(-1 + TINY, 1 - TINY).atanh()
-        return score, LOG_STEP * (unbounded / LOG_STEP).tanh(), momentum, trust
+        functions, bounded = functions_of(found.shares), (log_step / parametric.LOG_STEP).clip(-1 + TINY, 1 - TINY)
+        unbounded = parametric.LOG_STEP * functions.arctanh(bounded)
+        return score, LOG_STEP * functions.tanh(unbounded / LOG_STEP), momentum, trust
 
 
 @dataclass(frozen=True, eq=False)

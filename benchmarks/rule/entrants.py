@@ -11,6 +11,7 @@ from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
 from fedunfold.core.parts import RoundDecision
+from fedunfold.rules.arrays import Array, functions_of
 from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, RoundFeatures
 from fedunfold.rules.formula import unfolded_formula
 from fedunfold.rules.parametric import Decided, ParametricRule, joined
@@ -119,24 +120,25 @@ class Ablated(UnfoldedRule):
             parts["ranges"][:, FEATURES.index(without)] = torch.tensor([-torch.inf, torch.inf])
         return cls(**parts, without=without)
 
-    def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
+    def decide(self, found: RoundFeatures[Array], num_clients: int) -> Decided[Array]:
         decided, lacking = super().decide(self._blind(found), num_clients), self.without.split()
         weights, momentum, trust = decided.weights, decided.momentum, decided.trust
-        s = decided.step / (1 - momentum)
+        s, functions = decided.step / (1 - momentum), functions_of(found.shares)
         if "weights" in lacking:
-            weights = found.shares.new_zeros(num_clients).index_add(0, found.clients, found.shares)
+            weights = functions.zeros(num_clients, dtype=found.shares.dtype)
+            weights[found.clients] = found.shares
         if "s" in lacking:
-            s = torch.ones_like(s)
+            s = functions.ones_like(s)
         if "β" in lacking:
-            momentum = torch.zeros_like(momentum)
+            momentum = functions.zeros_like(momentum)
         if "a" in lacking:
-            trust = torch.zeros_like(trust)
+            trust = functions.zeros_like(trust)
         return Decided(weights, s * (1 - momentum), momentum, trust)
 
-    def _blind(self, found: RoundFeatures) -> RoundFeatures:
+    def _blind(self, found: RoundFeatures[Array]) -> RoundFeatures[Array]:
         if self.without not in FEATURES:
             return found
-        of_clients, of_round = found.of_clients.clone(), found.of_round.clone()
+        of_clients, of_round = found.of_clients + 0.0, found.of_round + 0.0  # copies
         column, own = FEATURES.index(self.without), len(CLIENT_FEATURES)
         seen, place = (of_clients, column) if column < own else (of_round, column - own)
         seen[..., place] = NEUTRAL.get(self.without, 0.0)

@@ -20,6 +20,7 @@ from benchmarks.rule.sections import GRID, KEPT, SECTIONS, choice
 from benchmarks.rule.statistics import clustered, part_of_rounds, percentile, win_rate
 from benchmarks.rule.view import View
 from numpy.random import default_rng
+from torch import Tensor
 from typer.testing import CliRunner
 
 from fedunfold.core.errors import InputError
@@ -122,7 +123,7 @@ def test_clients_that_send_the_reverse_go_the_other_way() -> None:
     assert not torch.equal(flipped.updates.rows[-2:], clean.updates.rows[-2:])
 
 
-def example(clients: int = 4) -> RoundFeatures:
+def example(clients: int = 4) -> RoundFeatures[Tensor]:
     drawn = torch.Generator().manual_seed(1)
     of_clients = torch.randn(clients, len(CLIENT_FEATURES), generator=drawn, dtype=torch.float64)
     of_round = torch.randn(len(ROUND_FEATURES), generator=drawn, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fedunfold.core.messages import ClientUpdates, OpenUpdates
 from fedunfold.rules import sketch as sketching
 from fedunfold.rules.features import read_features
 from fedunfold.rules.measurements import Measurements
-from fedunfold.rules.sketch import BUCKETS, sketch
+from fedunfold.rules.sketch import BUCKETS, SAMPLED, sketch
 from tests.rules.test_unfolded import round_of
 
 D = 3 * BUCKETS + 7
@@ -65,10 +66,10 @@ def test_products_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = float(rows[0] @ rows[1])
     for seed in range(200):
         monkeypatch.setattr(sketching, "_SEED", seed)
-        sketching._signs.cache_clear()
+        sketching._sample.cache_clear()
         first, second = sketch(rows)
         found.append(float(first @ second) - exact)
-    sketching._signs.cache_clear()
+    sketching._sample.cache_clear()
     scale = float(rows[0].norm() * rows[1].norm())
     assert abs(sum(found) / 200) < 4 * scale * math.sqrt((1 + 0.16) / (200 * BUCKETS))
 
@@ -76,7 +77,7 @@ def test_products_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_every_time_and_a_short_vector_is_kept() -> None:
     rows = correlated(3, 50, 0.2)
     first = sketch(rows)
-    sketching._signs.cache_clear()
+    sketching._sample.cache_clear()
     assert torch.equal(first, sketch(rows))
     torch.testing.assert_close(first @ first.T, rows @ rows.T)
 
@@ -127,9 +128,9 @@ def test_sketches_of_clients_that_sent_nothing_are_not_made_again(monkeypatch: p
     memory = torch.stack([fresh[0], rows[1], fresh[1], rows[3]])
     made: list[int] = []
 
-    def counting(given: Tensor) -> Tensor:
+    def counting(given: Tensor, layer_sizes: tuple[int, ...]) -> Tensor:
         made.append(len(given))
-        return sketch(given)
+        return sketch(given, layer_sizes)
 
     monkeypatch.setattr(sketching, "sketch", counting)
     second = remembering(1, [0, 2], fresh, memory)
@@ -139,3 +140,48 @@ def test_sketches_of_clients_that_sent_nothing_are_not_made_again(monkeypatch: p
     assert made == [2, 4]
     torch.testing.assert_close(found.of_clients, alone.of_clients)
     torch.testing.assert_close(found.state["sketches"]["products"], alone.state["sketches"]["products"])
+
+
+def test_of_every_layer_as_large_a_part_is_read_and_small_ones_whole() -> None:
+    """Of (6·q, q, 5) entries: a third of a sketch for each of the large ones, scaled by what it stands for."""
+    sizes = (6 * BUCKETS, BUCKETS, 5)
+    rows = torch.ones(1, sum(sizes), dtype=torch.float64)
+    squares = sketch(rows, sizes)[0].square()
+    assert len(squares) == 2 * (BUCKETS // 3) + 5
+    expected = [6 * BUCKETS / (BUCKETS // 3)] * (BUCKETS // 3) + [BUCKETS / (BUCKETS // 3)] * (BUCKETS // 3) + [1.0] * 5
+    assert squares.tolist() == pytest.approx(expected)
+    assert float(squares.sum()) == pytest.approx(sum(sizes))
+
+
+def test_more_of_a_very_large_layer_is_read() -> None:
+    size = 2 * SAMPLED * BUCKETS
+    sample = sketching._sample((size,), size, torch.float64, torch.device("cpu"))
+    assert sample.entries is not None and len(sample.entries) == 2 * BUCKETS
+    assert bool((sample.entries.diff() >= 0).all()) and int(sample.entries[-1]) < size
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=4), st.lists(st.integers(0, 36000), max_size=4))
+def test_parts_make_the_sketch_of_the_whole(sizes: list[int], cuts: list[int]) -> None:
+    d = sum(sizes)
+    rows = correlated(2, d, 0.3)
+    sample = sketching._sample(tuple(sizes), d, rows.dtype, rows.device)
+    found = rows.new_zeros(2, min(len(sample.factors), BUCKETS))
+    ends = sorted({0, d, *(cut for cut in cuts if cut < d)})
+    for begin, end in pairwise(ends):
+        sketching._add_part(found, begin, rows[:, begin:end], sample)
+    assert torch.equal(found, sketch(rows, tuple(sizes)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.floats(-6, 6))
+def test_products_are_those_of_vectors_as_long_as_the_updates(seed: int, log_scale: float) -> None:
+    """No cosine is beyond ±1, no sum of updates has a negative square, and squares are exact."""
+    with pytest.MonkeyPatch.context() as patched:
+        by_sketches(patched)
+        rows = correlated(4, 2 * D, 0.9, seed) * torch.tensor([[1.0], [-1.0], [10.0**log_scale], [0.0]])
+        measured = Measurements(report_of(rows, [10, 20, 30, 40]), {}, None)
+        norms, products = rows.norm(dim=1).numpy(), measured.products
+    np.testing.assert_allclose(measured.norms, norms, rtol=1e-9)
+    assert (np.abs(products) <= np.outer(norms, norms) * (1 + 1e-9)).all()
+    assert np.linalg.eigvalsh(products).min() >= -1e-9 * products.trace()

@@ -212,6 +212,27 @@ def test_presences_count_and_an_unknown_horizon_is_marked() -> None:
     assert named(found.of_round, ROUND_FEATURES)["progress"] == -1
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 6), st.sampled_from(get_args(Family)), st.booleans())
+def test_numpy_decides_as_tensors_do(seed: int, clients: int, family: Family, bounded: bool) -> None:
+    """What a rule does and what is differentiated are one formula, within its ranges and beyond them."""
+    drawn, rule = torch.Generator().manual_seed(seed), far_from_fedavg(family)
+    rows = torch.randn(clients, 4, generator=drawn, dtype=torch.float64).tolist()
+    sizes = torch.randint(1, 100, (clients,), generator=drawn).tolist()
+    report = reporting(round_of(2, rows, sizes, [1] * clients))
+    report = replace(report, previous=torch.randn(4, generator=drawn, dtype=torch.float64))
+    if bounded:
+        features = len(rule.client_features) + len(rule.round_features)
+        rule = replace(rule, ranges=torch.stack([-torch.ones(features), torch.ones(features)]).double())
+    decision, _ = rule(report, None)
+    expected = rule.decide(rule.read(report, None), clients)
+    torch.testing.assert_close(decision.weights, expected.weights, rtol=1e-12, atol=1e-12)
+    found = torch.tensor([decision.step, decision.momentum, decision.trust], dtype=torch.float64)
+    torch.testing.assert_close(
+        found, torch.stack([expected.step, expected.momentum, expected.trust]), rtol=1e-12, atol=1e-12
+    )
+
+
 def without_last_layers(params: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(v) if name.startswith(("score.1", "step.1")) else v for name, v in params.items()}
 

@@ -26,14 +26,14 @@ from tests.unfolding.test_gradients import RUN, SIZES, TOLERANCE, federation_of,
 ABSENT: tuple[Absent, ...] = ("keep", "drop", "remember")
 
 
-NOTED: dict[int, RoundFeatures] = {}
+NOTED: dict[int, RoundFeatures[Tensor]] = {}
 
 
 class Noting:
     """Notes what it read in each round."""
 
-    def read(self, report: ClientUpdates, state: State) -> RoundFeatures:
-        found: RoundFeatures = super().read(report, state)  # type: ignore[misc]
+    def read(self, report: ClientUpdates, state: State) -> RoundFeatures[Tensor]:
+        found: RoundFeatures[Tensor] = super().read(report, state)  # type: ignore[misc]
         NOTED[report.round] = found
         return found
 

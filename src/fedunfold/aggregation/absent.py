@@ -33,7 +33,7 @@ class RememberedUpdates:
     memory: Mapping[int, Tensor]
     like: Tensor
 
-    @property
+    @cached_property
     def clients(self) -> Tensor:
         """Indices of the clients they come from, [n]."""
         return torch.tensor(list(self.memory), dtype=torch.long)
@@ -56,7 +56,7 @@ class RememberedUpdates:
         return torch.stack([row @ vector for row in self.memory.values()]) if self.memory else self.like @ vector
 
 
-class RememberedInParts(RememberedUpdates):
+class RememberedInParts(RememberedUpdates, InParts):
     """Remembered updates that are read a part at a time."""
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:

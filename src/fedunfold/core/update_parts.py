@@ -1,7 +1,7 @@
 """Updates that are read a part at a time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -10,9 +10,9 @@ PART = 2**18
 holds."""
 
 
-@runtime_checkable
-class InParts(Protocol):
+class InParts(ABC):
     """Updates that are somewhere else already, so that a stack of them would be a copy too many."""
 
+    @abstractmethod
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """All of them a part at a time: where it begins, and its entries [n, ≤ d]; the next part may overwrite them."""

@@ -41,14 +41,17 @@ that is not known counts as 0, the mean of a feature of clients, and no mean inc
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates
+from fedunfold.rules.arrays import Array
 from fedunfold.rules.measurements import Measurements, Numbers
 
 Need = Literal["norms", "projection", "aggregates", "products"]
@@ -71,8 +74,8 @@ class Feature(Generic[Value]):
 
 
 @dataclass(frozen=True)
-class RoundFeatures:
-    """What was read of a round.
+class RoundFeatures(Generic[Array]):
+    """What was read of a round, in tensors or in NumPy arrays.
 
     Attributes:
         clients: Indices of the clients that enter the round, [n].
@@ -83,17 +86,17 @@ class RoundFeatures:
         squares: ‖m_k‖², [n], where the next round needs Σ_k Θ_k ‖m_k‖².
     """
 
-    clients: Tensor
-    shares: Tensor
-    of_clients: Tensor
-    of_round: Tensor
+    clients: Array
+    shares: Array
+    of_clients: Array
+    of_round: Array
     state: dict[str, Any]
-    squares: Tensor | None = None
+    squares: Array | None = None
 
     @property
-    def bounded(self) -> "RoundFeatures":
+    def bounded(self) -> "RoundFeatures[Array]":
         """What is decided by: no feature is larger than LARGEST."""
-        bounded = self.of_clients.clamp(-LARGEST, LARGEST), self.of_round.clamp(-LARGEST, LARGEST)
+        bounded = self.of_clients.clip(-LARGEST, LARGEST), self.of_round.clip(-LARGEST, LARGEST)
         return replace(self, of_clients=bounded[0], of_round=bounded[1])
 
 
@@ -135,18 +138,24 @@ def _last_spread(round_: Measurements) -> float:
 def _last_turn(round_: Measurements) -> float:
     if round_.previous is None or round_.before is None:
         return 0.0
-    return _cosine(float(round_.previous @ round_.before), round_.previous_norm * float(round_.before.norm()))
+    return _cosine(float(round_.previous @ round_.before), round_.previous_norm * round_.norm_before)
 
 
 def _last_growth(round_: Measurements) -> float:
-    return 0.0 if round_.before is None else _log_ratio(round_.previous_norm, float(round_.before.norm()))
+    return _log_ratio(round_.previous_norm, round_.norm_before)
 
 
 def _unevenness(round_: Measurements) -> float:
     if round_.previous is None:
         return 0.0
-    moved, length = int(round_.previous.count_nonzero()), float(round_.previous.abs().sum())
-    return _log_ratio(moved * round_.previous_norm**2, length**2)
+    length = float(round_.previous.abs().sum())
+    return _log_ratio(_moved(round_.previous) * round_.previous_norm**2, length**2)
+
+
+def _moved(vector: Tensor) -> int:
+    """How many entries are not 0."""
+    # A mask's are counted in a third of the time of a vector's, where that need not leave the device for it.
+    return int(np.count_nonzero(vector.numpy() != 0)) if vector.device.type == "cpu" else int(vector.count_nonzero())
 
 
 def _progress(round_: Measurements) -> float:
@@ -154,20 +163,20 @@ def _progress(round_: Measurements) -> float:
 
 
 def _effort(round_: Measurements) -> float:
-    known = round_.past[:, 2][round_.past[:, 2] > 0]
+    known = round_.steps[round_.steps > 0]
     return math.log(max(1.0, float(known.mean()))) if len(known) else 0.0
 
 
 _PRODUCTS = frozenset[Need]({"products"})
 OF_CLIENTS: dict[str, Feature[Numbers]] = {
     "size": Feature(lambda round_: _relative(round_.sizes)),
-    "steps": Feature(lambda round_: _relative(round_.past[:, 2])),
+    "steps": Feature(lambda round_: _relative(round_.steps)),
     "norm": Feature(lambda round_: _relative(np.square(round_.norms)) / 2, frozenset({"norms"})),
     "agreement": Feature(_agreement, _PRODUCTS),
     "redundancy": Feature(_redundancy, _PRODUCTS),
     "persistence": Feature(_persistence, frozenset({"norms", "projection"})),
-    "presences": Feature(lambda round_: _relative(1 + round_.past[:, 0])),
-    "staleness": Feature(lambda round_: np.log1p(round_.report.round - round_.past[:, 1])),
+    "presences": Feature(lambda round_: _relative(1 + round_.presences)),
+    "staleness": Feature(lambda round_: np.log1p(round_.report.round - round_.last_seen)),
 }
 OF_ROUND: dict[str, Feature[float]] = {
     "spread": Feature(_spread, _PRODUCTS),
@@ -210,13 +219,16 @@ def needs_of(client_features: Iterable[str], round_features: Iterable[str]) -> f
     return found
 
 
-def read_features(
+_needs_of = lru_cache(maxsize=64)(needs_of)
+
+
+def measure_features(
     report: ClientUpdates,
     state: dict[str, Any] | None,
     horizon: int | None,
     client_features: Sequence[str] = CLIENT_FEATURES,
     round_features: Sequence[str] = ROUND_FEATURES,
-) -> RoundFeatures:
+) -> RoundFeatures[NDArray[Any]]:
     """The features of a round.
 
     Args:
@@ -226,31 +238,53 @@ def read_features(
         client_features: Which are wanted of each client.
         round_features: Which are wanted of the round.
     """
-    round_ = Measurements(report, state or {}, horizon)
-    needs = needs_of(client_features, round_features)
-    of_clients = np.stack([OF_CLIENTS[name].read(round_) for name in client_features], 1)
-    of_round = torch.tensor([OF_ROUND[name].read(round_) for name in round_features], dtype=torch.float64)
+    needs = _needs_of(tuple(client_features), tuple(round_features))
+    round_ = Measurements(report, state or {}, horizon, "products" in needs)
+    of_clients = np.empty((len(round_.clients), len(client_features)))
+    for i, name in enumerate(client_features):
+        of_clients[:, i] = OF_CLIENTS[name].read(round_)
+    of_round = np.array([OF_ROUND[name].read(round_) for name in round_features])
     after: dict[str, Any] = {"seen": round_.seen}
     if "products" in needs:
         after["norm"] = round_.mean_norm
-        if round_.sketches is not None and report.remembered is not None:
-            after["sketches"] = vars(round_.sketches)
     if "aggregates" in needs and round_.previous is not None:
         after["before"] = round_.previous
-    squares = torch.from_numpy(np.square(round_.norms)) if "last_spread" in round_features else None
-    shares = torch.from_numpy(round_.shares)
-    return RoundFeatures(round_.clients, shares, torch.from_numpy(of_clients), of_round, after, squares)
+    if report.remembered is not None and needs & {"products", "projection"} and round_.sketches is not None:
+        after["sketches"] = round_.sketches.state
+    squares = np.square(round_.norms) if "last_spread" in round_features else None
+    return RoundFeatures(round_.clients, round_.shares, of_clients, of_round, after, squares)
+
+
+def read_features(
+    report: ClientUpdates,
+    state: dict[str, Any] | None,
+    horizon: int | None,
+    client_features: Sequence[str] = CLIENT_FEATURES,
+    round_features: Sequence[str] = ROUND_FEATURES,
+) -> RoundFeatures[Tensor]:
+    """The same in tensors, so that what is decided by them can be differentiated."""
+    found = measure_features(report, state, horizon, client_features, round_features)
+    return RoundFeatures(
+        torch.from_numpy(found.clients),
+        torch.from_numpy(found.shares),
+        torch.from_numpy(found.of_clients),
+        torch.from_numpy(found.of_round),
+        found.state,
+        None if found.squares is None else torch.from_numpy(found.squares),
+    )
 
 
 def _relative(values: Numbers) -> Numbers:
     """log(x / mean x) with the mean of those that are known, 0 where x is not."""
     known = values > 0
-    mean = values[known].mean() if known.any() else 1.0
-    return np.log(np.where(known, values / mean, 1.0))
+    count = int(np.count_nonzero(known))
+    mean = values[known].sum() / count if count else 1.0
+    found: Numbers = np.log(values / mean if count == len(values) else np.where(known, values / mean, 1.0))
+    return found
 
 
 def _ratio(above: Numbers, below: Numbers) -> Numbers:
-    return np.where(below > 1e-30, above / below.clip(min=1e-30), 0.0).clip(-1, 1)
+    return np.where(below > 1e-30, above / np.maximum(below, 1e-30), 0.0).clip(-1, 1)
 
 
 def _cosine(above: float, below: float) -> float:

@@ -23,6 +23,7 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.parts import SERVER_OPTIMIZERS
 from fedunfold.core.settings import Positive, Settings
+from fedunfold.rules.arrays import Array, functions_of
 from fedunfold.rules.features import RoundFeatures
 from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share
 
@@ -79,15 +80,18 @@ class FormulaRule(ParametricRule):
         names = [f"weight.{name}" for name in client_features] + [f"step.{name}" for name in round_features]
         return dict.fromkeys([*names, "step", "momentum", "trust"], ())
 
-    def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def answers(self, found: RoundFeatures[Array]) -> tuple[Array, Array, Array, Array]:
         """The score [n], log s, β and a."""
-        score = found.of_clients @ self._of("weight", self.client_features)
-        log_step = found.of_round @ self._of("step", self.round_features) + self.params["step"]
-        bounded = score.clamp(-SCORE, SCORE), log_step.clamp(-LOG_STEP, LOG_STEP)
-        return *bounded, MOMENTUM * bounded_share(self.params["momentum"]), bounded_share(self.params["trust"])
+        params = self.params_like(found.shares)
+        score = found.of_clients @ self._of("weight", self.client_features, params)
+        log_step = found.of_round @ self._of("step", self.round_features, params) + params["step"]
+        momentum, trust = MOMENTUM * bounded_share(params["momentum"]), bounded_share(params["trust"])
+        return score.clip(-SCORE, SCORE), log_step.clip(-LOG_STEP, LOG_STEP), momentum, trust
 
-    def _of(self, what: str, names: Sequence[str]) -> Tensor:
-        return torch.stack([self.params[f"{what}.{name}"] for name in names])
+    def _of(self, what: str, names: Sequence[str], params: Mapping[str, Array]) -> Array:
+        exponents = [params[f"{what}.{name}"] for name in names]
+        stacked: Array = functions_of(exponents[0]).stack(exponents)
+        return stacked
 
     def readable(self) -> str:
         """The formula with its numbers, a line each for the weights, the step size and the momentum."""

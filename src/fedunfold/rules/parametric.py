@@ -17,16 +17,27 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Self, cast
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import ClientUpdates, Metric
 from fedunfold.core.parts import RoundDecision
-from fedunfold.rules.features import CLIENT_FEATURES, ROUND_FEATURES, Need, RoundFeatures, needs_of, read_features
+from fedunfold.rules.arrays import Array, functions_of, numbers_of, softmax
+from fedunfold.rules.features import (
+    CLIENT_FEATURES,
+    ROUND_FEATURES,
+    Need,
+    RoundFeatures,
+    measure_features,
+    needs_of,
+    read_features,
+)
 from fedunfold.rules.ranges import Notes, excess, noted, remark
 from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
@@ -40,13 +51,13 @@ SCORE = 4.0
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A decision that can be differentiated in φ: Θ [K], s, β and a."""
+class Decided(Generic[Array]):
+    """A decision, which can be differentiated in φ where it is in tensors: Θ [K], s, β and a."""
 
-    weights: Tensor
-    step: Tensor
-    momentum: Tensor
-    trust: Tensor
+    weights: Array
+    step: Array
+    momentum: Array
+    trust: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,46 +110,58 @@ class ParametricRule(ABC):
         """Those of φ, by name, of a rule that reads these features."""
 
     @abstractmethod
-    def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def answers(self, found: RoundFeatures[Array]) -> tuple[Array, Array, Array, Array]:
         """The score [n], log s, β and a in their bounds, differentiable in φ."""
 
-    def decide(self, found: RoundFeatures, num_clients: int) -> Decided:
+    def decide(self, found: RoundFeatures[Array], num_clients: int) -> Decided[Array]:
         """Θ over all clients, s, β and a from the features of a round, differentiable in φ."""
+        functions = functions_of(found.shares)
         score, log_step, momentum, trust = self.answers(found.bounded)
         lean, lean_of_clients = self._lean(found)
-        theta = (found.shares.log() + lean_of_clients * score).softmax(0)
-        weights = theta.new_zeros(num_clients).index_add(0, found.clients, theta)
+        theta = softmax(functions.log(found.shares) + lean_of_clients * score)
+        weights = functions.zeros(num_clients, dtype=theta.dtype)
+        weights[found.clients] = theta
         momentum = lean * momentum
-        return Decided(weights, (lean * log_step).exp() * (1 - momentum), momentum, lean * trust)
+        return Decided(weights, functions.exp(lean * log_step) * (1 - momentum), momentum, lean * trust)
 
-    def _lean(self, found: RoundFeatures) -> tuple[Tensor, Tensor]:
+    def _lean(self, found: RoundFeatures[Array]) -> tuple[Array | float, Array | float]:
         """exp(−e) and exp(−e_k), [n]."""
-        of_round, of_clients = found.of_round, found.of_clients
         if self.ranges is None:
-            return of_round.new_ones(()), of_clients.new_ones(len(of_clients))
-        beyond, own = excess(joined(found), self.ranges), of_clients.shape[1]
-        e = beyond[0, own:].sum() if len(beyond) else of_round.new_zeros(())
-        return (-e).exp(), (-e - beyond[:, :own].sum(1)).exp()
+            return 1.0, 1.0
+        own, functions = found.of_clients.shape[1], functions_of(found.of_clients)
+        ranges: Any = self.ranges if functions is torch else numbers_of(self.ranges)
+        e = excess(found.of_round, ranges[:, own:]).sum()
+        of_clients = excess(found.of_clients, ranges[:, :own]).sum(1)
+        return functions.exp(-e), functions.exp(-e - of_clients)
 
-    def read(self, report: ClientUpdates, state: State) -> RoundFeatures:
+    def params_like(self, values: Array) -> Mapping[str, Array]:
+        """φ by name, in tensors or in NumPy arrays as some values are."""
+        params: Any = self.params if isinstance(values, Tensor) else self._params_in_numpy
+        return cast("Mapping[str, Array]", params)
+
+    @cached_property
+    def _params_in_numpy(self) -> dict[str, NDArray[Any]]:
+        return {name: numbers_of(value) for name, value in self.params.items()}
+
+    def read(self, report: ClientUpdates, state: State) -> RoundFeatures[Tensor]:
         """The features of a round."""
         return read_features(report, state, self.horizon, self.client_features, self.round_features)
 
     def __call__(self, report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
-        if not len(report.entering.clients):
+        clients = numbers_of(report.entering.clients)
+        if not len(clients):
             return RoundDecision(size_shares(report)), state
-        if not float(report.num_examples[report.entering.clients.to(report.num_examples.device)].sum()) > 0:
+        if not numbers_of(report.num_examples)[clients].sum() > 0:
             raise InputError(
                 f"round {report.round}: all clients report 0 samples; rule '{self.name}' needs their numbers."
             )
-        found = self.read(report, state)
-        with torch.no_grad():
-            decided = self.decide(found, len(report.client_ids))
-        decision, after = self.settled(decided, found)
+        found = measure_features(report, state, self.horizon, self.client_features, self.round_features)
+        decision, after = self.settled(self.decide(found, len(report.client_ids)), found)
         if self.ranges is None:
             return decision, after
         outside: Notes = (state or {}).get("outside", {})
-        return decision, after | {"outside": noted(joined(found), self.ranges, report.round, outside)}
+        notes = noted(joined(found), numbers_of(self.ranges), report.round, outside)
+        return decision, after | {"outside": notes}
 
     def remarks(self, state: State) -> tuple[str, ...]:
         """What there is to say about a run that ended in this state: where it leaned back towards FedAvg."""
@@ -155,21 +178,22 @@ class ParametricRule(ABC):
         latest = max(earlier, own, key=lambda known: known[1])
         return state | {"seen": seen | {after: [earlier[0] + own[0], *latest[1:]]}}
 
-    def settled(self, decided: Decided, found: RoundFeatures) -> tuple[RoundDecision, dict[str, Any]]:
+    def settled(self, decided: Decided[Array], found: RoundFeatures[Array]) -> tuple[RoundDecision, dict[str, Any]]:
         """The decision in plain numbers, and the state for the next round."""
-        weights = decided.weights.detach()
+        weights = numbers_of(decided.weights)
+        step, momentum, trust = (float(numbers_of(x)) for x in (decided.step, decided.momentum, decided.trust))
         state = found.state
         if found.squares is not None:
-            state = state | {"square": float(weights[found.clients] @ found.squares)}
+            state = state | {"square": float(weights[numbers_of(found.clients)] @ numbers_of(found.squares))}
         if "last_step" in self.round_features:
-            state = state | {"log_step": float((decided.step / (1 - decided.momentum)).detach().log())}
-        numbers = (float(number.detach()) for number in (decided.step, decided.momentum, decided.trust))
-        return RoundDecision(weights, *numbers), state
+            state = state | {"log_step": math.log(step / (1 - momentum))}
+        return RoundDecision(torch.from_numpy(weights), step, momentum, trust), state
 
 
-def bounded_share(x: Tensor) -> Tensor:
+def bounded_share(x: Array) -> Array:
     """x²/(1 + x²), from 0, where x is 0, to 1."""
-    return x.square() / (1 + x.square())
+    share: Array = x * x / (1 + x * x)
+    return share
 
 
 def flattened(params: Mapping[str, Tensor]) -> Tensor:
@@ -184,6 +208,8 @@ def unflattened(theta: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.reshape(value.shape).clone() for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
-def joined(found: RoundFeatures) -> Tensor:
+def joined(found: RoundFeatures[Array]) -> Array:
     """A client's features and then those of the round, [n, F+G]."""
-    return torch.cat([found.of_clients, found.of_round.expand(len(found.clients), -1)], 1)
+    functions, shape = functions_of(found.of_clients), (found.of_clients.shape[0], found.of_round.shape[0])
+    both: Array = functions.concatenate([found.of_clients, functions.broadcast_to(found.of_round, shape)], 1)
+    return both

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-import torch
 from torch import Tensor
 
 from fedunfold.core.warnings import of_ranges
+from fedunfold.rules.arrays import Array, functions_of
 
 NARROWEST = 1e-6
 """A feature that did not vary while the rule was learned has a range of this length."""
@@ -26,19 +26,19 @@ Notes = Mapping[str, Outside]
 """By the feature's place, as text, since a rule's state is made of plain values."""
 
 
-def excess(z: Tensor, ranges: Tensor) -> Tensor:
+def excess(z: Array, ranges: Array) -> Array:
     """max(0, a − z, z − b)/(b − a) of every feature.
 
     Args:
-        z: The features, [n, F].
+        z: The features, [..., F].
         ranges: a and b, [2, F].
     """
     lowest, highest = ranges
-    found: Tensor = torch.maximum(lowest - z, z - highest).clamp(min=0) / (highest - lowest).clamp(min=NARROWEST)
+    found: Array = functions_of(z).maximum(lowest - z, z - highest).clip(min=0) / (highest - lowest).clip(min=NARROWEST)
     return found
 
 
-def noted(z: Tensor, ranges: Tensor, t: int, before: Notes) -> Notes:
+def noted(z: Array, ranges: Array, t: int, before: Notes) -> Notes:
     """The notes of the rounds before, and of round t.
 
     Args:
@@ -47,11 +47,15 @@ def noted(z: Tensor, ranges: Tensor, t: int, before: Notes) -> Notes:
         t: The round.
         before: Those of the rounds before.
     """
-    worst, client = excess(z, ranges).max(0)
+    found = excess(z, ranges)
+    if not (found > NOTED).any():
+        return before
     notes = dict(before)
-    for i in (worst > NOTED).nonzero().flatten().tolist():
-        now: Outside = {"excess": float(worst[i]), "value": float(z[client[i], i]), "rounds": [t]}
-        known = before.get(str(i), now)
+    for i, k in enumerate(found.argmax(0).tolist()):
+        if found[k, i] <= NOTED:
+            continue
+        now: Outside = {"excess": float(found[k, i]), "value": float(z[k, i]), "rounds": [t]}
+        known: Outside = before.get(str(i), now)
         farthest = max(known, now, key=lambda note: note["excess"])
         rounds = [*known["rounds"], *([t] if t not in known["rounds"] else [])]
         notes[str(i)] = {"excess": farthest["excess"], "value": farthest["value"], "rounds": rounds}

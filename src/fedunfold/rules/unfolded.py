@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedunfold.rules.arrays import Array, functions_of
 from fedunfold.rules.features import (
     CLIENT_FEATURES,
     PRIVATE_CLIENT_FEATURES,
@@ -22,7 +23,7 @@ from fedunfold.rules.features import (
     Need,
     RoundFeatures,
 )
-from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share, joined
+from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share
 
 
 def layer_shapes(width: int, own: int, pooled: int) -> dict[str, tuple[int, int]]:
@@ -77,23 +78,30 @@ class UnfoldedRule(ParametricRule):
         weights: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in layers.items()}
         return weights | {f"{name}.bias": shape[:1] for name, shape in layers.items()}
 
-    def answers(self, found: RoundFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def answers(self, found: RoundFeatures[Array]) -> tuple[Array, Array, Array, Array]:
         """The score [n], log s, β and a."""
-        h = self.encoded(found)
+        functions, h = functions_of(found.shares), self.encoded(found)
         mean = found.shares @ h
-        score = self._layer("score.1", self._layer("score.0", torch.cat([h, mean.expand_as(h)], 1)).tanh())[:, 0]
-        pooled = self._layer("step.0", torch.cat([mean, found.of_round])).tanh()
+        score = self._layer("score.1", functions.tanh(self._layer("score.0", h, mean)))[:, 0]
+        pooled = functions.tanh(self._layer("step.0", mean, found.of_round))
         to_step, to_momentum, to_trust = self._layer("step.1", pooled)
-        step = LOG_STEP * (to_step / LOG_STEP).tanh()
-        bounded = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
-        return SCORE * (score / SCORE).tanh(), step, *bounded
+        step = LOG_STEP * functions.tanh(to_step / LOG_STEP)
+        momentum, trust = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
+        return SCORE * functions.tanh(score / SCORE), step, momentum, trust
 
-    def encoded(self, found: RoundFeatures) -> Tensor:
+    def encoded(self, found: RoundFeatures[Array]) -> Array:
         """h, [n, width]."""
-        return self._layer("encoder.1", self._layer("encoder.0", joined(found)).tanh()).tanh()
+        tanh = functions_of(found.of_clients).tanh
+        h: Array = tanh(self._layer("encoder.1", tanh(self._layer("encoder.0", found.of_clients, found.of_round))))
+        return h
 
-    def _layer(self, name: str, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
+    def _layer(self, name: str, x: Array, shared: Array | None = None) -> Array:
+        """W (x, y) + b of x [n, I] or [I] and, where there is one, a `shared` y [J] of all rows."""
+        params = self.params_like(x)
+        weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+        own = x.shape[-1]
+        found: Array = x @ weight[:, :own].T + (bias if shared is None else weight[:, own:] @ shared + bias)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ def rule_gradient(
     """
     params = {name: value.detach().requires_grad_() for name, value in rule.params.items()}
     learned = replace(rule, params=params)
-    decisions: dict[int, Decided] = {}
+    decisions: dict[int, Decided[Tensor]] = {}
 
     def decide(report: ClientUpdates, state: State) -> tuple[RoundDecision, State]:
         if not len(report.entering.clients):

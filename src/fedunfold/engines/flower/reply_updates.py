@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import FedunfoldError
 from fedunfold.core.messages import OpenSum, OpenUpdates
-from fedunfold.core.update_parts import PART
+from fedunfold.core.update_parts import PART, InParts
 
 PIECE = 2**16
 """How many numbers of one reply are worked on at a time: 256 KB in single precision."""
@@ -34,7 +34,7 @@ class UnusableReplies(FedunfoldError):
         self.clients = clients
 
 
-class ReplyUpdates(OpenUpdates):
+class ReplyUpdates(OpenUpdates, InParts):
     """The updates of a round, read off the replies whenever they are needed.
 
     They are screened when they are read first, which may be when they are added up: whoever works with these has to
