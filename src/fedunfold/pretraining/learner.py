@@ -76,7 +76,7 @@ class Pretraining(Settings):
     federations: Count = 30
     lr: Positive = 0.01
     clip: Positive = 0.3
-    lateness: float = Field(default=1.0, ge=0, le=10)
+    lateness: float = Field(default=0.5, ge=0, le=10)
     caution: float = Field(default=4.0, ge=1)
     width: int = Field(default=64, ge=3)
     seed: Natural = 0

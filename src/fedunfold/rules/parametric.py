@@ -2,7 +2,7 @@
 decide.
 
     Θ_k ∝ p_k · exp(score_k)                             over the clients that enter the round, |score_k| ≤ 4
-    u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [0.1, 10],   β ∈ [0, 0.9]
+    u_t = s (1 − β) Σ_k Θ_k m_k + β u_{t−1}              s ∈ [0.1, 30],   β ∈ [0, 0.9]
     w_{t+1} = w_t + (1 − a) u_t + a (server(w_t, u_t) − w_t)             a ∈ [0, 1]
 
 How score, s, β and a follow from what was read (`features`) is what the kinds of rules differ in. Where the score,
@@ -43,8 +43,7 @@ from fedunfold.rules.rule import State
 from fedunfold.rules.size import size_shares
 
 LOG_STEP = math.log(10)
-"""s lies between 1/10 and 10. Longer steps help most federations with sampled clients, but in some of them they silence
-all units of a layer for good, and a rule cannot learn to keep from that: from there no gradient leads back."""
+"""s is at least 1/10, and at most 10 where nothing is known of how much clients agree."""
 MOMENTUM = 0.9
 SCORE = 4.0
 """A client's weight changes by at most e^±4 against its share of the samples."""

@@ -1,12 +1,18 @@
 """A rule whose parameters φ are those of a small network (`parametric`).
 
     h_k = enc_φ(z_k, z),   h̄ = Σ_k p_k h_k                z_k, z: `features`
-    score_k = 4 tanh(score_φ(h_k, h̄)/4),   log s = L tanh(s_φ(h̄, z)/L),  L = log 10,   β = 0.9 q(β_φ(h̄, z)),
+    score_k = 4 tanh(score_φ(h_k, h̄)/4),   log s = L tanh(s_φ(h̄, z)/L),   β = 0.9 q(β_φ(h̄, z)),
     a = q(a_φ(h̄, z)),   q(x) = x²/(1 + x²)
+    L = log 10 where s < 1, else log min(30, 4 √(Σ_k p_k ‖m_k‖²) / ‖Σ_k p_k m_k‖)
+
+So a step is at most about four times as long as a usual update of a client: beyond lies where no client has been.
+Longer ones help many federations, but in some they silence all units of a layer for good, and a rule cannot learn to
+keep from that, since from there no gradient leads back. A rule that does not read the spread has L = log 10.
 
 All layers are tanh layers. With φ's last layers at 0 it is FedAvg: Θ = p, s = 1, β = a = 0.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -24,6 +30,10 @@ from fedunfold.rules.features import (
     RoundFeatures,
 )
 from fedunfold.rules.parametric import LOG_STEP, MOMENTUM, SCORE, ParametricRule, bounded_share
+
+OF_UPDATES = 4.0
+"""A step is at most so many times as long as a usual update of a client."""
+LONGEST = 30.0
 
 
 def layer_shapes(width: int, own: int, pooled: int) -> dict[str, tuple[int, int]]:
@@ -85,9 +95,18 @@ class UnfoldedRule(ParametricRule):
         score = self._layer("score.1", functions.tanh(self._layer("score.0", h, mean)))[:, 0]
         pooled = functions.tanh(self._layer("step.0", mean, found.of_round))
         to_step, to_momentum, to_trust = self._layer("step.1", pooled)
-        step = LOG_STEP * functions.tanh(to_step / LOG_STEP)
+        bound = self.longest_step(found) if to_step > 0 else LOG_STEP
+        step = bound * functions.tanh(to_step / bound)
         momentum, trust = MOMENTUM * bounded_share(to_momentum), bounded_share(to_trust)
         return SCORE * functions.tanh(score / SCORE), step, momentum, trust
+
+    def longest_step(self, found: RoundFeatures[Array]) -> Array | float:
+        """L where s > 1."""
+        if "spread" not in self.round_features:
+            return LOG_STEP
+        spread = found.of_round[self.round_features.index("spread")]
+        longest: Array = (math.log(OF_UPDATES) + spread / 2).clip(None, math.log(LONGEST))
+        return longest
 
     def encoded(self, found: RoundFeatures[Array]) -> Array:
         """h, [n, width]."""

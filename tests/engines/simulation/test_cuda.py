@@ -44,7 +44,8 @@ class Recurrent(nn.Module):
         self.layer, self.head = nn.GRU(1, 6, batch_first=True), nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x.unsqueeze(-1))[1][0])
+        outputs: Tensor = self.head(self.layer(x.unsqueeze(-1))[1][0])
+        return outputs
 
 
 @pytest.fixture
