@@ -18,6 +18,7 @@ from fedunfold.engines.flower.federations import (
     federation_from_environment,
 )
 from fedunfold.engines.flower.local_client import LocalClient
+from fedunfold.engines.flower.own_training import own_training_app
 from fedunfold.engines.flower.schema import ClientDescription
 from fedunfold.engines.flower.secure_server import SecureFederation
 from fedunfold.engines.flower.server import RemoteFederation
@@ -35,6 +36,7 @@ __all__ = [
     "client_from_npz",
     "federation_from_config",
     "federation_from_environment",
+    "own_training_app",
     "registration_mod",
     "report_metrics_mod",
 ]
