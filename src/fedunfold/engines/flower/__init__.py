@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "running over Flower needs its package; install it with: pip install 'fedunfold[flower]'"
     ) from error
 
+from fedunfold.engines.flower.bfloat16 import bfloat16_mod
 from fedunfold.engines.flower.client import client_app, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.federations import (
     FederationConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "RemoteFederation",
     "SecureFederation",
     "WeightedStrategy",
+    "bfloat16_mod",
     "client_app",
     "client_from_environment",
     "client_from_npz",
