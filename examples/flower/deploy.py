@@ -10,6 +10,7 @@ this run and thrown away. All listens on the loopback alone, on free ports, and 
 
 import argparse
 import datetime
+import difflib
 import ipaddress
 import os
 import re
@@ -22,6 +23,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -129,15 +131,42 @@ class Deployment:
 
 
 def chosen_settings(given: Sequence[str], *, full: bool) -> dict[str, str]:
-    """Settings by name, as texts in TOML: those given, and a quick run's where they are not."""
-    found = dict(re.findall(r"""([\w-]+)=("[^"]*"|'[^']*'|\S+)""", " ".join(given)))
+    """Settings by name, as texts in TOML: those given, and a quick run's where they are not.
+
+    Raises:
+        ValueError: One of them is none of the app's, or has a value of another type than there.
+    """
+    text, known = " ".join(given), app_config()
+    pattern = r"""([\w-]+)=("[^"]*"|'[^']*'|\S+)"""
+    if left := re.sub(pattern, "", text).split():
+        raise ValueError(f"'{left[0]}' is no setting; give a name and a value, such as 'iterations=5'.")
+    found = dict(re.findall(pattern, text))
+    for name, value in found.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}."
+            raise ValueError(f"the app has no setting '{name}'; {meant}")
+        kind = type(known[name])
+        try:
+            (read,) = tomllib.loads(f"it = {value}").values()
+        except tomllib.TOMLDecodeError:
+            read = None
+        if type(read) is not kind and not (kind is float and type(read) is int):
+            wanted = {str: f"""a text in quotes, as '{name}="…"'""", bool: "true or false", int: "a whole number"}
+            raise ValueError(f"{name} is {wanted.get(kind, 'a number')}, not {value}.")
     return ({} if full else QUICKLY) | found
+
+
+def app_config() -> dict[str, Any]:
+    """The app's settings, as they are where nothing is given."""
+    found: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    config: dict[str, Any] = found["config"]
+    return config
 
 
 def plan(settings: Mapping[str, str], cores: int) -> str:
     """What a run with these settings does, and about how long it takes."""
-    config = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    config |= tomllib.loads("\n".join(f"{name} = {value}" for name, value in settings.items()))
+    config = app_config() | tomllib.loads("\n".join(f"{name} = {value}" for name, value in settings.items()))
     rounds = config["rounds"] or BUNDLED_ROUNDS
     learns = str(config["method"]).startswith("duw-") or config["method"] == "fedunfold-table"
     steps = config["iterations"] if learns else 0
@@ -185,10 +214,18 @@ if __name__ == "__main__":
     parser.add_argument("--full", action="store_true", help="as long as the app runs where nothing is set")
     parser.add_argument("--plan", action="store_true", help="only say what would be done, and about how long it takes")
     arguments = parser.parse_args()
-    chosen = chosen_settings(arguments.settings, full=arguments.full)
+    try:
+        chosen = chosen_settings(arguments.settings, full=arguments.full)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.plan:
         print(plan(chosen, os.cpu_count() or 1))
     else:
         # Whoever ends this program ends what it has started: by default nothing would be stopped then.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        main(chosen)
+        try:
+            main(chosen)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{Path(error.cmd[0]).name} {error.cmd[1]} ended with {error.returncode}; what it said is above.")
+        except KeyboardInterrupt:
+            sys.exit("stopped, with all that was started.")
