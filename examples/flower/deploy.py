@@ -12,6 +12,7 @@ import argparse
 import datetime
 import difflib
 import ipaddress
+import json
 import os
 import re
 import signal
@@ -34,6 +35,8 @@ CLIENT_IDS = ("site-a", "site-b", "site-c", "site-d", "site-e")
 LOOPBACK = "127.0.0.1"
 QUICKLY = {"iterations": "2", "rounds": "2"}
 """Settings of a quick run, where neither these are given nor a full run is asked for."""
+PATIENTLY = {"timeout": "600.0", "registration-timeout": "600.0"}
+"""Where nothing else is given: all nodes share this machine, which may have other things to do."""
 BUNDLED_ROUNDS = 10
 """Rounds of the environment that the app trains where nothing else is said."""
 SECONDS = 4.0
@@ -120,6 +123,18 @@ class Deployment:
         """A command of Flower's; what it says is shown."""
         subprocess.run([self.binaries / "flwr", *arguments], env=self.environment, check=True)
 
+    def status(self) -> str:
+        """How the last run stands, such as "finished:completed"; `flwr run` ends without an error whatever becomes of
+        the app."""
+        command: list[str | Path] = [self.binaries / "flwr", "list", "deployment", "--limit", "1", "--format", "json"]
+        for _ in range(10):  # it is noted a little after the app has ended
+            done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True)
+            (run,) = json.loads(done.stdout)["runs"]
+            if str(run["status"]).startswith("finished"):
+                break
+            time.sleep(1)
+        return str(run["status"])
+
     def start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             command: list[str | Path] = [self.binaries / program, *arguments]
@@ -131,7 +146,7 @@ class Deployment:
 
 
 def chosen_settings(given: Sequence[str], *, full: bool) -> dict[str, str]:
-    """Settings by name, as texts in TOML: those given, and a quick run's where they are not.
+    """Settings by name, as texts in TOML: those given, and where they are not a patient server's and a quick run's.
 
     Raises:
         ValueError: One of them is none of the app's, or has a value of another type than there.
@@ -154,7 +169,7 @@ def chosen_settings(given: Sequence[str], *, full: bool) -> dict[str, str]:
         if type(read) is not kind and not (kind is float and type(read) is int):
             wanted = {str: f"""a text in quotes, as '{name}="…"'""", bool: "true or false", int: "a whole number"}
             raise ValueError(f"{name} is {wanted.get(kind, 'a number')}, not {value}.")
-    return ({} if full else QUICKLY) | found
+    return PATIENTLY | ({} if full else QUICKLY) | found
 
 
 def app_config() -> dict[str, Any]:
@@ -201,7 +216,10 @@ def main(settings: Mapping[str, str]) -> None:
             deployment.start_node(client_id)
         say("4/4 running the app; what the server says follows")
         deployment.run_app([f"{name}={value}" for name, value in settings.items()])
-        say("done; stopping all of them")
+        status = deployment.status()
+        say(f"{status}; stopping all of them")
+    if status != "finished:completed":
+        sys.exit(f"the run is {status}, not completed; what the server said is above.")
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ import pytest
 
 APP = Path(__file__).parents[3] / "examples" / "flower"
 sys.path.insert(0, str(APP))
-from deploy import QUICKLY, chosen_settings, plan  # noqa: E402  (the app's folder is no package)
+from deploy import PATIENTLY, QUICKLY, chosen_settings, plan  # noqa: E402  (the app's folder is no package)
 
 
 def test_a_quick_run_unless_something_else_is_said() -> None:
-    assert chosen_settings([], full=False) == QUICKLY
-    assert chosen_settings([], full=True) == {}
+    assert chosen_settings([], full=False) == PATIENTLY | QUICKLY
+    assert chosen_settings([], full=True) == PATIENTLY
     given = ["rounds=5", 'method="fedavg" folder="a b"']
     expected = {"iterations": "2", "rounds": "5", "method": '"fedavg"', "folder": '"a b"'}
-    assert chosen_settings(given, full=False) == expected
+    assert chosen_settings(given, full=False) == PATIENTLY | expected
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_wrong_setting_starts_nothing(given: str, said: str) -> None:
 
 
 def test_numbers_may_be_whole() -> None:
-    assert chosen_settings(["lr=1"], full=True) == {"lr": "1"}
+    assert chosen_settings(["lr=1", "timeout=5"], full=True) == PATIENTLY | {"lr": "1", "timeout": "5"}
 
 
 @pytest.mark.parametrize(
