@@ -1,6 +1,7 @@
 """What aggregation costs a Flower server: `WeightedStrategy` beside Flower's own `FedAvg`, on the same replies."""
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,9 +38,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """All that was measured."""
+    """All that was measured.
+
+    Attributes:
+        machine: On which machine.
+        load: How many processes wanted one of its cores, on average over the last minutes.
+        repeats: How many processes each strategy had.
+        clients: How many replies a round had.
+        entries: Parameters of the model.
+        rows: What each strategy took.
+    """
 
     machine: Mapping[str, Any]
+    load: float
+    repeats: int
     clients: int
     entries: int
     rows: Sequence[Cost]
@@ -61,7 +73,7 @@ def measure_strategies(clients: int, entries: int, repeats: int, log: Log = lamb
         processor, seconds = ([second for run in runs for second in run[key]] for key in ("processor", "seconds"))
         most = (int(statistics.median(run[key] for run in runs)) for key in ("round", "all", "kept"))
         rows.append(Cost(name, statistics.median(processor), min(seconds), *most))
-    return Costs(machine(), clients, entries, rows)
+    return Costs(machine(), os.getloadavg()[1], repeats, clients, entries, rows)
 
 
 def strategies_page(found: Costs) -> str:
@@ -77,7 +89,10 @@ def strategies_page(found: Costs) -> str:
         "the last direction and the last two means of updates too, and, where absent clients are remembered, one",
         f"update of each, {found.clients} × {size:.0f} MiB here: its size is bounded by `remember_clients` = "
         "1000 of them.",
-        "Medians over processes; other work on the machine shows in the times more than in the bytes.",
+        f"Each strategy had {found.repeats} processes of 5 rounds, on {found.machine['cores']} cores of which "
+        f"{found.load:.1f} processes wanted one on average:",
+        "other work on the machine shows in the times, by the clock more than of the processor, and hardly in the "
+        "bytes.",
         "",
         "| weights | processor, ms | times FedAvg's | fastest, ms | times FedAvg's | MiB in a round | times FedAvg's "
         "| MiB in all | times FedAvg's | MiB kept |",
