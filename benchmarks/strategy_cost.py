@@ -85,10 +85,11 @@ def strategies_page(found: Costs) -> str:
         f"Aggregation of {found.clients} replies of {found.entries / 1e6:g} M parameters, {size:.0f} MiB each, by",
         "Flower's `FedAvg` and by `WeightedStrategy` in its place, in processes of their own: the median processor",
         "time, and the fastest of the rounds after the first; and what a process grows by at most beyond the replies,",
-        "in a round and over all of them. `WeightedStrategy` keeps the model between rounds. A pre-trained rule needs",
-        "the last direction and the last two means of updates too, and, where absent clients are remembered, one",
-        f"update of each, {found.clients} × {size:.0f} MiB here: its size is bounded by `remember_clients` = "
-        "1000 of them.",
+        "in a round and over all of them. `WeightedStrategy` keeps the model between rounds. A pre-trained rule "
+        "brings a",
+        "server optimiser, which keeps a vector, and needs the last direction, the last two means of updates and the",
+        "signs of its sketches, one vector each; where absent clients are remembered also one update of each client,",
+        f"{found.clients} × {size:.0f} MiB here, of `remember_clients` = 1000 clients at most.",
         f"Each strategy had {found.repeats} processes of 5 rounds, on {found.machine['cores']} cores of which "
         f"{found.load:.1f} processes wanted one on average:",
         "other work on the machine shows in the times, by the clock more than of the processor, and hardly in the "
