@@ -192,9 +192,9 @@ def plan(settings: Mapping[str, str], cores: int) -> str:
     learned = f"learns weights in {steps} outer steps over {rounds} rounds, then " if learns else ""
     return (
         f"This starts a SuperLink and {len(CLIENT_IDS)} SuperNodes on {LOOPBACK}, with TLS and a key for each node, "
-        f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} rounds "
-        f"each, and stops them all.\nEvery node starts a process for each of about {messages} messages: roughly "
-        f"{max(1, round(minutes))} min on {cores} cores that have nothing else to do."
+        f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} "
+        f"round{'s' * (rounds != 1)} each, and stops them all.\nEvery node starts a process for each of about "
+        f"{messages} messages: roughly {max(1, round(minutes))} min on {cores} cores that have nothing else to do."
     )
 
 
