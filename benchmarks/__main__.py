@@ -157,6 +157,20 @@ def strategy(
     _present(found, strategies_page(found), page, output)
 
 
+@app.command(name="learning-traffic", epilog="Example: python -m benchmarks learning-traffic --rounds 20")
+def learning_traffic(
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many an outer step unrolls.")] = 10,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """Messages and bytes by which weights are learned over Flower."""
+    from benchmarks.learning_traffic import measure_traffic, traffic_page
+
+    with _progress() as log:
+        found = measure_traffic(rounds, log)
+    _present(found, traffic_page(found), page, output)
+
+
 @app.command(name="feature-gradient", epilog="Example: python -m benchmarks feature-gradient --federations 12")
 def feature_gradient(
     rule: Annotated[str, typer.Option("--rule", metavar="FILE|NAME", help="The pre-trained rule.")] = "open",

@@ -64,8 +64,10 @@ def main(name: str, clients: int, entries: int) -> None:
         in_all.append(resident("VmHWM") - empty)
         assert found is not None
         arrays = found
+    kept = resident("VmRSS") - empty
     # The first round is not typical: memory is asked of the system that later ones find.
-    measured = {"seconds": seconds[1:], "processor": processor[1:], "round": max(of_rounds), "all": max(in_all)}
+    measured: dict[str, Any] = {"seconds": seconds[1:], "processor": processor[1:]}
+    measured |= {"round": max(of_rounds), "all": max(in_all), "kept": kept}
     sys.stdout.write(json.dumps(measured))
 
 

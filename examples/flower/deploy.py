@@ -10,7 +10,9 @@ this run and thrown away. All listens on the loopback alone, on free ports, and 
 
 import argparse
 import datetime
+import difflib
 import ipaddress
+import json
 import os
 import re
 import signal
@@ -22,6 +24,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -32,6 +35,8 @@ CLIENT_IDS = ("site-a", "site-b", "site-c", "site-d", "site-e")
 LOOPBACK = "127.0.0.1"
 QUICKLY = {"iterations": "2", "rounds": "2"}
 """Settings of a quick run, where neither these are given nor a full run is asked for."""
+PATIENTLY = {"timeout": "600.0", "registration-timeout": "600.0"}
+"""Where nothing else is given: all nodes share this machine, which may have other things to do."""
 BUNDLED_ROUNDS = 10
 """Rounds of the environment that the app trains where nothing else is said."""
 SECONDS = 4.0
@@ -118,6 +123,18 @@ class Deployment:
         """A command of Flower's; what it says is shown."""
         subprocess.run([self.binaries / "flwr", *arguments], env=self.environment, check=True)
 
+    def status(self) -> str:
+        """How the last run stands, such as "finished:completed"; `flwr run` ends without an error whatever becomes of
+        the app."""
+        command: list[str | Path] = [self.binaries / "flwr", "list", "deployment", "--limit", "1", "--format", "json"]
+        for _ in range(10):  # it is noted a little after the app has ended
+            done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True)
+            (run,) = json.loads(done.stdout)["runs"]
+            if str(run["status"]).startswith("finished"):
+                break
+            time.sleep(1)
+        return str(run["status"])
+
     def start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             command: list[str | Path] = [self.binaries / program, *arguments]
@@ -129,15 +146,42 @@ class Deployment:
 
 
 def chosen_settings(given: Sequence[str], *, full: bool) -> dict[str, str]:
-    """Settings by name, as texts in TOML: those given, and a quick run's where they are not."""
-    found = dict(re.findall(r"""([\w-]+)=("[^"]*"|'[^']*'|\S+)""", " ".join(given)))
-    return ({} if full else QUICKLY) | found
+    """Settings by name, as texts in TOML: those given, and where they are not a patient server's and a quick run's.
+
+    Raises:
+        ValueError: One of them is none of the app's, or has a value of another type than there.
+    """
+    text, known = " ".join(given), app_config()
+    pattern = r"""([\w-]+)=("[^"]*"|'[^']*'|\S+)"""
+    if left := re.sub(pattern, "", text).split():
+        raise ValueError(f"'{left[0]}' is no setting; give a name and a value, such as 'iterations=5'.")
+    found = dict(re.findall(pattern, text))
+    for name, value in found.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}."
+            raise ValueError(f"the app has no setting '{name}'; {meant}")
+        kind = type(known[name])
+        try:
+            (read,) = tomllib.loads(f"it = {value}").values()
+        except tomllib.TOMLDecodeError:
+            read = None
+        if type(read) is not kind and not (kind is float and type(read) is int):
+            wanted = {str: f"""a text in quotes, as '{name}="…"'""", bool: "true or false", int: "a whole number"}
+            raise ValueError(f"{name} is {wanted.get(kind, 'a number')}, not {value}.")
+    return PATIENTLY | ({} if full else QUICKLY) | found
+
+
+def app_config() -> dict[str, Any]:
+    """The app's settings, as they are where nothing is given."""
+    found: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    config: dict[str, Any] = found["config"]
+    return config
 
 
 def plan(settings: Mapping[str, str], cores: int) -> str:
     """What a run with these settings does, and about how long it takes."""
-    config = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    config |= tomllib.loads("\n".join(f"{name} = {value}" for name, value in settings.items()))
+    config = app_config() | tomllib.loads("\n".join(f"{name} = {value}" for name, value in settings.items()))
     rounds = config["rounds"] or BUNDLED_ROUNDS
     learns = str(config["method"]).startswith("duw-") or config["method"] == "fedunfold-table"
     steps = config["iterations"] if learns else 0
@@ -148,9 +192,9 @@ def plan(settings: Mapping[str, str], cores: int) -> str:
     learned = f"learns weights in {steps} outer steps over {rounds} rounds, then " if learns else ""
     return (
         f"This starts a SuperLink and {len(CLIENT_IDS)} SuperNodes on {LOOPBACK}, with TLS and a key for each node, "
-        f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} rounds "
-        f"each, and stops them all.\nEvery node starts a process for each of about {messages} messages: roughly "
-        f"{max(1, round(minutes))} min on {cores} cores that have nothing else to do."
+        f"{learned}trains {'with them and with size weights' if runs == 2 else 'with size weights'}, {rounds} "
+        f"round{'s' * (rounds != 1)} each, and stops them all.\nEvery node starts a process for each of about "
+        f"{messages} messages: roughly {max(1, round(minutes))} min on {cores} cores that have nothing else to do."
     )
 
 
@@ -172,7 +216,10 @@ def main(settings: Mapping[str, str]) -> None:
             deployment.start_node(client_id)
         say("4/4 running the app; what the server says follows")
         deployment.run_app([f"{name}={value}" for name, value in settings.items()])
-        say("done; stopping all of them")
+        status = deployment.status()
+        say(f"{status}; stopping all of them")
+    if status != "finished:completed":
+        sys.exit(f"the run is {status}, not completed; what the server said is above.")
 
 
 if __name__ == "__main__":
@@ -185,10 +232,18 @@ if __name__ == "__main__":
     parser.add_argument("--full", action="store_true", help="as long as the app runs where nothing is set")
     parser.add_argument("--plan", action="store_true", help="only say what would be done, and about how long it takes")
     arguments = parser.parse_args()
-    chosen = chosen_settings(arguments.settings, full=arguments.full)
+    try:
+        chosen = chosen_settings(arguments.settings, full=arguments.full)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.plan:
         print(plan(chosen, os.cpu_count() or 1))
     else:
         # Whoever ends this program ends what it has started: by default nothing would be stopped then.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        main(chosen)
+        try:
+            main(chosen)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{Path(error.cmd[0]).name} {error.cmd[1]} ended with {error.returncode}; what it said is above.")
+        except KeyboardInterrupt:
+            sys.exit("stopped, with all that was started.")

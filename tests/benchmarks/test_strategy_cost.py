@@ -13,10 +13,12 @@ def test_a_strategy_is_measured(name: str) -> None:
     assert len(found["seconds"]) == len(found["processor"]) == 5
     assert all(second > 0 for second in found["seconds"])
     assert found["all"] >= found["round"] >= 0
+    assert found["all"] >= found["kept"]
 
 
 def test_the_page_sets_it_beside_fedavg() -> None:
-    rows = [Cost("FedAvg", 0.2, 0.3, 2**20, 2**21), Cost("size", 0.1, 0.2, 2**19, 2**21)]
-    page = strategies_page(Costs({}, 10, 11_000_000, rows))
+    rows = [Cost("FedAvg", 0.2, 0.3, 2**20, 2**22, 2**20), Cost("size", 0.1, 0.24, 2**19, 2**21, 3 * 2**20)]
+    page = strategies_page(Costs({"cores": 2}, 1.5, 3, 10, 11_000_000, rows))
     assert "Aggregation of 10 replies of 11 M parameters, 42 MiB each" in page
-    assert "| size | 100 | 0.50 | 200 | 0 | 0.50 | 2 |" in page
+    assert "3 processes of 5 rounds, on 2 cores of which 1.5 processes" in page
+    assert "| size | 100 | 0.50 | 240 | 0.80 | 0 | 0.50 | 2 | 0.50 | 3 |" in page

@@ -1,5 +1,6 @@
 """What the example deployment says before it starts anything."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,41 @@ import pytest
 
 APP = Path(__file__).parents[3] / "examples" / "flower"
 sys.path.insert(0, str(APP))
-from deploy import QUICKLY, chosen_settings, plan  # noqa: E402  (the app's folder is no package)
+from deploy import PATIENTLY, QUICKLY, chosen_settings, plan  # noqa: E402  (the app's folder is no package)
 
 
 def test_a_quick_run_unless_something_else_is_said() -> None:
-    assert chosen_settings([], full=False) == QUICKLY
-    assert chosen_settings([], full=True) == {}
+    assert chosen_settings([], full=False) == PATIENTLY | QUICKLY
+    assert chosen_settings([], full=True) == PATIENTLY
     given = ["rounds=5", 'method="fedavg" folder="a b"']
     expected = {"iterations": "2", "rounds": "5", "method": '"fedavg"', "folder": '"a b"'}
-    assert chosen_settings(given, full=False) == expected
+    assert chosen_settings(given, full=False) == PATIENTLY | expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("itrations=5", "the app has no setting 'itrations'; did you mean 'iterations'?"),
+        ("colour=5", "the app has no setting 'colour'; there are method, absent,"),
+        ("iterations=five", "iterations is a whole number, not five."),
+        ("iterations=2.5", "iterations is a whole number, not 2.5."),
+        ("method=fedavg", """method is a text in quotes, as 'method="…"', not fedavg."""),
+        ("secure-aggregation=1", "secure-aggregation is true or false, not 1."),
+        ("lr='a'", "lr is a number, not 'a'."),
+        ("rounds=3 quickly", "'quickly' is no setting; give a name and a value"),
+    ],
+)
+def test_a_wrong_setting_starts_nothing(given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        chosen_settings([given], full=True)
+    program = [sys.executable, str(APP / "deploy.py"), given]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_numbers_may_be_whole() -> None:
+    assert chosen_settings(["lr=1", "timeout=5"], full=True) == PATIENTLY | {"lr": "1", "timeout": "5"}
 
 
 @pytest.mark.parametrize(

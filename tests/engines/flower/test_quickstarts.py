@@ -223,12 +223,13 @@ def test_a_rule_with_parameters_when_a_client_changes_to_double_precision() -> N
 
 # --- a pre-trained rule ------------------------------------------------------------------------------------
 
+PRETRAINED = "import fedunfold as fu", "fu.WeightedStrategy(fu.pretrained(), "
+
 
 @pytest.mark.parametrize("app", CLIENTS)
 def test_two_lines_bring_the_pre_trained_rule(app: str, tmp_path: Path) -> None:
-    strategy = "import fedunfold as fu", "fu.WeightedStrategy(fu.pretrained(), "
     nodes = {k: {"partition-id": k, "num-partitions": 4} for k in range(4)}
-    run_app(app, strategy, LocalGrid(CLIENTS[app], nodes), tmp_path, rounds=4)
+    run_app(app, PRETRAINED, LocalGrid(CLIENTS[app], nodes), tmp_path, rounds=4)
     arrays, metrics = load_result(tmp_path)
     assert all(np.isfinite(values).all() for values in arrays.values())
     losses = [
@@ -236,6 +237,30 @@ def test_two_lines_bring_the_pre_trained_rule(app: str, tmp_path: Path) -> None:
         for found in metrics["train_metrics_clientapp"].values()
     ]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("app", CLIENTS)
+def test_the_pre_trained_rule_where_clients_never_answer_or_late(
+    app: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It remembers those who answered once, and sends what FedAvg sends."""
+    told = {}
+    for name, strategy in {"FedAvg": STRATEGIES["FedAvg"], "pre-trained": PRETRAINED}.items():
+        grid = Unreliable(app)
+        run_app(app, strategy, grid, tmp_path / name, rounds=4)
+        # The models differ, and so do their arrays' bytes; what is said of them does not.
+        told[name] = sorted(grid.told, key=str)
+    assert told["pre-trained"] == told["FedAvg"]
+    arrays, metrics = load_result(tmp_path / "pre-trained")
+    assert all(np.isfinite(values).all() for values in arrays.values())
+    theirs, their_metrics = load_result(tmp_path / "FedAvg")
+    assert [(n, a.dtype, a.shape) for n, a in arrays.items()] == [(n, a.dtype, a.shape) for n, a in theirs.items()]
+    for stage, rounds in their_metrics.items():
+        assert {t: sorted(found) for t, found in metrics[stage].items()} == {t: sorted(f) for t, f in rounds.items()}
+    assert caplog.text.count("client node:10: no answer") == 4
+    assert caplog.text.count("client node:11: no answer") == 1
+    for trouble in ("Traceback", "rejected", "failed", "skipped"):
+        assert trouble not in caplog.text
 
 
 def test_a_pre_trained_rule_brings_its_server_unless_another_is_given(caplog: pytest.LogCaptureFixture) -> None:

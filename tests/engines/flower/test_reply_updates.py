@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedunfold as fu
 from fedunfold.aggregation.absent import RememberedUpdates
 from fedunfold.aggregation.screening import usable_ones
-from fedunfold.core.errors import FederationError
+from fedunfold.core.errors import DivergenceError, FederationError
 from fedunfold.core.messages import OpenUpdates
 from fedunfold.core.update_parts import PART
 from fedunfold.engines.flower import WeightedStrategy, reply_updates, server_step
@@ -68,16 +68,33 @@ def test_nobody() -> None:
     assert nobody.copies() == []
 
 
+def test_a_model_moved_in_place_is_the_sum_added(pair: tuple[ReplyUpdates, OpenUpdates]) -> None:
+    lazy, stacked = pair
+    coefficients = torch.tensor([9.0, 0.2, 0.3, 9.0, 0.5], dtype=torch.float64)
+    expected = lazy.model + stacked.weighted_sum(coefficients).total
+    lazy.move_model(coefficients)
+    torch.testing.assert_close(lazy.model, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lazy.norms, stacked.norms, rtol=1e-6, atol=0)
+
+
+def test_a_model_that_would_not_be_finite_stays() -> None:
+    updates = ReplyUpdates(torch.arange(1), [[np.full(2, 1e18, np.float32)]], torch.ones(2), 2)
+    with pytest.raises(DivergenceError, match="the aggregated model is not finite"):
+        updates.move_model(torch.tensor([1e30]))
+    assert updates.model.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("at", [0, 3], ids=["a parameter", "a buffer"])
 def test_what_cannot_be_added_up_is_noticed(bad: float, at: int) -> None:
     replies = [[np.ones(size, np.float32) for size in SIZES] for _ in range(3)]
     replies[1][at][:] = bad
-    for asked in ("norms", "rows", "sum"):
+    for asked in ("norms", "rows", "weighted_sum", "move_model"):
         updates = ReplyUpdates(torch.tensor([1, 3, 5]), replies, torch.zeros(sum(SIZES)), sum(SIZES[:-1]))
         with pytest.raises(UnusableReplies) as found:
-            _ = updates.weighted_sum(torch.ones(6)) if asked == "sum" else getattr(updates, asked)
+            _ = getattr(updates, asked)(torch.ones(6)) if "_" in asked else getattr(updates, asked)
         assert found.value.clients == [3]
+        assert not updates.model.any()
 
 
 # --- in a strategy -----------------------------------------------------------------------------------------
@@ -107,7 +124,7 @@ def aggregated(strategy: FedAvg, *, stacked: bool = False) -> tuple[ArrayRecord,
     """The model of one round, and how much numpy had allocated at most while it was made."""
     if stacked:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(server_step, "ReplyUpdates", as_a_stack)
+            patched.setattr(server_step, "ReplyUpdates", AsAStack)
             return aggregated(strategy)
     grid = LocalGrid(app_of(), {node: {} for node in range(1, CLIENTS + 1)})
     begin = ArrayRecord({name: Array(np.ones(ENTRIES // 4, np.float32)) for name in "abcd"})
@@ -120,9 +137,12 @@ def aggregated(strategy: FedAvg, *, stacked: bool = False) -> tuple[ArrayRecord,
     return arrays, most
 
 
-def as_a_stack(clients: torch.Tensor, replies: Any, model: torch.Tensor, num_params: int) -> OpenUpdates:
-    found = ReplyUpdates(clients, replies, model, num_params)
-    return OpenUpdates(clients, found.rows, found.norms)
+class AsAStack:
+    """The same updates in a matrix."""
+
+    def __new__(cls, clients: torch.Tensor, replies: Any, model: torch.Tensor, num_params: int) -> Any:
+        found = ReplyUpdates(clients, replies, model, num_params)
+        return OpenUpdates(clients, found.rows, found.norms)
 
 
 @pytest.mark.parametrize("rule", [fu.size(), fu.dr(), fu.fedfa()], ids=lambda rule: rule.name)
@@ -170,9 +190,9 @@ def test_replies_are_read_once(filter: Any, passes: int, monkeypatch: pytest.Mon
     begun: list[int] = []
     original = ReplyUpdates._aligned
 
-    def noted(self: ReplyUpdates, longest: int) -> Any:
+    def noted(self: ReplyUpdates, longest: int, *totals: Any) -> Any:
         begun.append(longest)
-        return original(self, longest)
+        return original(self, longest, *totals)
 
     monkeypatch.setattr(ReplyUpdates, "_aligned", noted)
     aggregated(WeightedStrategy(filter=filter))

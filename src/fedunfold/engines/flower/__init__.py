@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "running over Flower needs its package; install it with: pip install 'fedunfold[flower]'"
     ) from error
 
+from fedunfold.engines.flower.bfloat16 import bfloat16_mod
 from fedunfold.engines.flower.client import client_app, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.federations import (
     FederationConfig,
@@ -18,6 +19,7 @@ from fedunfold.engines.flower.federations import (
     federation_from_environment,
 )
 from fedunfold.engines.flower.local_client import LocalClient
+from fedunfold.engines.flower.own_training import own_training_app
 from fedunfold.engines.flower.schema import ClientDescription
 from fedunfold.engines.flower.secure_server import SecureFederation
 from fedunfold.engines.flower.server import RemoteFederation
@@ -30,11 +32,13 @@ __all__ = [
     "RemoteFederation",
     "SecureFederation",
     "WeightedStrategy",
+    "bfloat16_mod",
     "client_app",
     "client_from_environment",
     "client_from_npz",
     "federation_from_config",
     "federation_from_environment",
+    "own_training_app",
     "registration_mod",
     "report_metrics_mod",
 ]

@@ -53,11 +53,7 @@ def client_app(open_client: OpenClient) -> ClientApp:
 
     def openly(context: Context) -> LocalClient:
         client = open_client(context)
-        if context.node_config.get(SECURE) or context.run_config.get(SECURE):
-            raise InputError(
-                f"client '{client.client_id}' takes part in secure aggregation alone and shows no vector of its own; "
-                f"run with {SECURE}=true."
-            )
+        refuse_where_secure(client, context)
         return client
 
     def handler(message_type: MessageType, find: OpenClient) -> ClientAppCallable:
@@ -76,6 +72,15 @@ def client_app(open_client: OpenClient) -> ClientApp:
     app.query("inner_products")(handler("inner_products", open_client))
     app.evaluate()(handler("evaluate", openly))
     return app
+
+
+def refuse_where_secure(client: LocalClient, context: Context) -> None:
+    """Refuse to show a vector of a client's own where it takes part in secure sums."""
+    if context.node_config.get(SECURE) or context.run_config.get(SECURE):
+        raise InputError(
+            f"client '{client.client_id}' takes part in secure aggregation alone and shows no vector of its own; "
+            f"run with {SECURE}=true."
+        )
 
 
 def registration_mod(describe: Callable[[Context], ClientDescription]) -> Mod:

@@ -5,6 +5,7 @@ an .npz beside every SuperNode, and a server that sees none of them. Its array y
 reads, or, where there is no x, all other arrays are, by their names.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid
+from numpy.typing import ArrayLike
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.params import ModelFactory
 from fedunfold.core.settings import Count, Natural, Settings
 from fedunfold.core.task import Task
-from fedunfold.data.arrays import Inputs, all_inputs, take
+from fedunfold.data.arrays import Arrays, Inputs, all_inputs, as_array, take
 from fedunfold.data.config import MemorySource
 from fedunfold.data.datasets import in_memory
 from fedunfold.data.federated import FederatedData
@@ -37,6 +39,8 @@ from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.io.limits import CLASSES, EPOCHS
 
+Samples = str | Path | tuple[Arrays, ArrayLike]
+"""Where samples are: an .npz, or here as inputs x and targets y."""
 KINDS = "uifb"
 """The numpy kinds of a client's arrays: numbers, and masks of True and False."""
 
@@ -166,9 +170,9 @@ def client_from_npz(
 def federation_from_config(
     grid: Grid,
     config: FederationConfig,
-    test: str | Path | None = None,
+    test: Samples | None = None,
     *,
-    server_data: str | Path | None = None,
+    server_data: Samples | None = None,
     model: ModelFactory | None = None,
     dtype: torch.dtype = torch.float32,
     timeout: float = 60.0,
@@ -180,9 +184,9 @@ def federation_from_config(
     Args:
         grid: Flower's grid.
         config: The federation.
-        test: An .npz as the clients have them, beside the server; without one, models are tested by the clients, each
-            on its own samples.
-        server_data: Another one, whose rows a rule such as fedlaw reads at the server.
+        test: (x, y) to test models on, or an .npz as the clients have them, beside the server; without one, models are
+            tested by the clients, each on its own samples.
+        server_data: The same of rows that a rule such as fedlaw reads at the server.
         model: Builds a fresh model, as at the clients; by default the federation's.
         dtype: The type of the models.
         timeout: Seconds a client may take to reply.
@@ -190,14 +194,22 @@ def federation_from_config(
         secure_aggregation: Whether the server is to see sums of the clients' vectors only.
     """
     # A wrong file is better found before the wait.
-    tested, held = (None if path is None else _samples(path, config.task) for path in (test, server_data))
+    given = {"the test set": test, "the server's data": server_data}
+    tested, held = (None if rows is None else _samples(rows, config.task, name) for name, rows in given.items())
     transport = FlowerTransport(grid, config.client_ids, timeout=timeout, registration_timeout=registration_timeout)
-    shapes = transport.registrations()[0].shapes
-    for path, found in ((test, tested), (server_data, held)):
+    first = transport.registrations()[0]
+    shapes = first.shapes
+    if secure_aggregation and first.own_training:
+        raise InputError(
+            f"client {first.client_id} trains by a function of its own and shows its update; "
+            "leave out secure aggregation."
+        )
+    for (name, source), found in zip(given.items(), (tested, held), strict=True):
         if found is not None and shapes_of(found[0]) != shapes:
+            about = source if isinstance(source, str | Path) else name
             raise InputError(
-                f"{path} has rows of shape {shapes_text(shapes_of(found[0]))}, the clients have {shapes_text(shapes)}; "
-                "make them alike."
+                f"{about} has rows of shape {shapes_text(shapes_of(found[0]))}, the clients have "
+                f"{shapes_text(shapes)}; make them alike."
             )
     data = replace(_stand_in(config.client_ids, shapes, config.task, tested), server=held)
     env = Environment(
@@ -217,12 +229,12 @@ def federation_from_config(
 def _stand_in(
     client_ids: tuple[str, ...], shapes: Shapes, task: Task, tested: tuple[Inputs, Tensor] | None = None
 ) -> FederatedData:
-    """Data of clients whose samples are not here: a row of the test set stands for each, or one of zeros."""
+    """Data of clients whose samples are not here: two rows of the test set stand for each, or of zeros, since a model
+    with a normalisation is refused for one."""
     zeros = {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
     inputs, y = tested or (zeros.get("", zeros), torch.zeros(1, dtype=torch.int64))
-    clients = len(client_ids)
-    row = torch.zeros(clients, dtype=torch.int64)
-    return FederatedData(client_ids, take(inputs, row), y[row], tuple(range(clients + 1)), inputs, y, task)
+    row, offsets = torch.zeros(2 * len(client_ids), dtype=torch.int64), range(0, 2 * len(client_ids) + 1, 2)
+    return FederatedData(client_ids, take(inputs, row), y[row], tuple(offsets), inputs, y, task)
 
 
 def _default_model(spec: Model, data: FederatedData) -> ModelFactory:
@@ -234,19 +246,28 @@ def _tester(env: Environment, model: ModelFactory | None, dtype: torch.dtype) ->
     return SimulatedFederation(env, model=model, dtype=dtype)
 
 
-def _samples(path: str | Path, task: Task) -> tuple[Inputs, Tensor]:
-    """A client's inputs and targets, checked."""
-    path = Path(path).expanduser()
+def _samples(source: Samples, task: Task, owner: str = "") -> tuple[Inputs, Tensor]:
+    """Inputs and targets of a file, or as they are given, checked."""
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        name, (x, y) = str(path), _read_samples(path)
+    else:
+        name, (x, y) = owner, source
+    keep_integers = task.keeps_integers or isinstance(x, Mapping)
+    (rows,) = all_inputs({f"x in {name}": x}, keep_integers=keep_integers)
+    inputs = {key: torch.from_numpy(array) for key, array in rows.items()}
+    count, targets = len(next(iter(rows.values()))), as_array(y, f"y in {name}")
+    if targets.shape[:1] != (count,):
+        raise InputError(f"y in {name} has shape {targets.shape} but its x has {count} rows; give one target a row.")
+    return inputs.get("", inputs), torch.from_numpy(task.check_targets(targets, f"y in {name}"))
+
+
+def _read_samples(path: Path) -> tuple[Arrays, ArrayLike]:
+    """x and y of a file; where it has no x, all other arrays by their names."""
     found = read_npz(path, ["y"], optional=["x"], kinds=KINDS)
     if "x" in found:
-        (rows,) = all_inputs({f"x in {path}": found["x"]}, keep_integers=task.keeps_integers)
-    else:
-        others = {name: array for name, array in read_npz(path, kinds=KINDS).items() if name != "y"}
-        if not others:
-            raise InputError(f"{path} has no x, only y; add what the model reads.")
-        (rows,) = all_inputs({str(path): others}, keep_integers=True)
-    inputs = {name: torch.from_numpy(array) for name, array in rows.items()}
-    count, y = len(next(iter(rows.values()))), found["y"]
-    if y.shape[:1] != (count,):
-        raise InputError(f"y in {path} has shape {y.shape} but its x has {count} rows; give one target a row.")
-    return inputs.get("", inputs), torch.from_numpy(task.check_targets(y, f"y in {path}"))
+        return found["x"], found["y"]
+    others = {name: array for name, array in read_npz(path, kinds=KINDS).items() if name != "y"}
+    if not others:
+        raise InputError(f"{path} has no x, only y; add what the model reads.")
+    return others, found["y"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedunfold.core.errors import InputError
 from fedunfold.core.params import ParamLayout, is_running_statistic
+from fedunfold.engines.flower.bfloat16 import BFLOAT16, read_update
 from fedunfold.engines.flower.wire import read_array
 
 Shape = tuple[int, ...]
@@ -77,17 +78,18 @@ class RecordLayout:
             raise InputError("the initial arrays are empty; give those of a model.")
         return cls({name: a.shape for name, a in arrays.items()}, tuple(sorted(trained, key=is_running_statistic)))
 
-    def read(self, record: ArrayRecord) -> ModelArrays:
+    def read(self, record: ArrayRecord, sent: ArrayRecord | None = None) -> ModelArrays:
         """The arrays of a client.
 
         Args:
             record: They may be of any numeric type; they are refused where names or shapes are not this layout's.
+            sent: What the client was sent; without it, updates in bfloat16 are refused.
         """
         if missing := sorted(self.shapes.keys() - record.keys()):
             raise InputError(f"has no array '{missing[0]}', which the initial arrays have")
         if added := sorted(record.keys() - self.shapes.keys()):
             raise InputError(f"has an array '{added[0]}', which the initial arrays do not have")
-        arrays = {name: self._checked(record[name], name) for name in self.shapes}
+        arrays = {name: self._checked(record[name], name, sent) for name in self.shapes}
         types = {name: a.dtype if a.dtype.kind == "f" else WIDE for name, a in arrays.items()}
         pieces = tuple(arrays[name].reshape(-1) for name in self.trained)
         counters = {name: a.astype(WIDE) for name, a in arrays.items() if name not in self.trained}
@@ -103,8 +105,11 @@ class RecordLayout:
             {n: Array(found[n].astype(types[n], copy=False).reshape(shape)) for n, shape in self.shapes.items()}
         )
 
-    def _checked(self, array: Array, name: str) -> np.ndarray:
-        values = read_array(array, name)
+    def _checked(self, array: Array, name: str, sent: ArrayRecord | None) -> np.ndarray:
+        if array.dtype == BFLOAT16 and sent is not None:
+            values = read_update(array, name, read_array(sent[name], name))
+        else:
+            values = read_array(array, name)
         if values.shape != self.shapes[name]:
             raise InputError(
                 f"has '{name}' of shape {list(values.shape)} in place of {list(self.shapes[name])}, the initial one"

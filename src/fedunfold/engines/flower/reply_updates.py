@@ -8,12 +8,13 @@ side by side (`rows`) gets a stack of them, made once.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import FedunfoldError
+from fedunfold.core.errors import DivergenceError, FedunfoldError
 from fedunfold.core.messages import OpenSum, OpenUpdates
 from fedunfold.core.update_parts import PART, InParts
 
@@ -65,7 +66,7 @@ class ReplyUpdates(OpenUpdates, InParts):
     @cached_property
     def norms(self) -> Tensor:
         """‖Δ_k‖ [n] without buffers."""
-        return self._read(None)[1]
+        return self._read()
 
     @cached_property
     def rows(self) -> Tensor:
@@ -78,9 +79,27 @@ class ReplyUpdates(OpenUpdates, InParts):
     def weighted_sum(self, coefficients: Tensor) -> OpenSum:
         if "rows" in vars(self):
             return super().weighted_sum(coefficients)
-        total, norms = self._read(coefficients[self.clients].numpy())
-        vars(self).setdefault("norms", norms)
-        return OpenSum(torch.from_numpy(total), self.clients, self)
+        total = torch.zeros_like(self.model)
+        self._add_up(coefficients, self._split(total))
+        return OpenSum(total, self.clients, self)
+
+    def move_model(self, coefficients: Tensor) -> None:
+        """w ← w + Σ_k c_k Δ_k in place of w^(t), with coefficients c [K]; the updates cannot be read afterwards.
+
+        What is made meanwhile has the sizes of the model's arrays: it goes where those of an earlier round were,
+        which a vector of all of them, too long for any of these places, does not.
+        """
+        models = self._split(self.model)
+        found = [np.zeros_like(own) for own in models]
+        self._add_up(coefficients, found)
+        for piece, own in zip(found, models, strict=True):
+            piece += own
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sum(float(piece.sum()) for piece in found)
+        if not np.isfinite(total):
+            raise DivergenceError("the aggregated model is not finite; lower the learning rate of the clients.")
+        for piece, own in zip(found, models, strict=True):
+            own[:] = piece
 
     def inner_products(self, vector: Tensor) -> Tensor:
         if "rows" in vars(self):
@@ -96,7 +115,7 @@ class ReplyUpdates(OpenUpdates, InParts):
             return
         longest = max(256, PART // len(self.replies))
         block = np.empty((len(self.replies), longest), self.model.numpy().dtype)
-        for begin, own, pieces in self._aligned(longest):
+        for begin, own, pieces, _ in self._aligned(longest):
             for row, piece in zip(block, pieces, strict=True):
                 np.subtract(piece, own, out=row[: len(own)], dtype=own.dtype)
             yield begin, torch.from_numpy(block[:, : len(own)])
@@ -114,15 +133,23 @@ class ReplyUpdates(OpenUpdates, InParts):
         vars(found)["norms"] = self.norms[accepted]
         return found
 
-    def _read(self, coefficients: np.ndarray | None) -> tuple[np.ndarray, Tensor]:
-        """Σ_k c_k Δ_k and the norms, in one pass; UnusableReplies where there cannot be such a sum."""
+    def _split(self, vector: Tensor) -> list[np.ndarray]:
+        """The model's arrays in a vector, flat: views of it."""
+        ends = np.cumsum([array.size for array in next(iter(self.replies), ())])
+        return np.split(vector.numpy(), ends[:-1]) if len(ends) else []
+
+    def _add_up(self, coefficients: Tensor, totals: Pieces) -> None:
+        """Σ_k c_k Δ_k, added to these arrays."""
+        vars(self).setdefault("norms", self._read(coefficients[self.clients].numpy(), totals))
+
+    def _read(self, coefficients: np.ndarray | None = None, totals: Pieces = ()) -> Tensor:
+        """The norms, and in the same pass Σ_k c_k Δ_k; UnusableReplies where there cannot be such a sum."""
         n, dtype = len(self.replies), self.model.numpy().dtype
-        total = np.zeros(0 if coefficients is None else len(self.model), dtype)
         chosen = None if coefficients is None else coefficients.astype(dtype)
         squares, of_buffers = np.zeros(n), np.zeros(n)
         scratch = np.empty(min(PIECE, len(self.model)), dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            for begin, own, pieces in self._aligned(PIECE):
+            for begin, own, pieces, total in self._aligned(PIECE, totals):
                 delta, ours = scratch[: len(own)], max(0, min(self.num_params - begin, len(own)))
                 for k, piece in enumerate(pieces):
                     np.subtract(piece, own, out=delta, dtype=dtype)
@@ -132,18 +159,20 @@ class ReplyUpdates(OpenUpdates, InParts):
                     if chosen is not None:
                         # Entry by entry: a product of matrices would round it by where in the piece it lies.
                         np.multiply(delta, chosen[k], out=delta)
-                        total[begin : begin + len(own)] += delta
+                        total += delta
             whole = np.sqrt(squares + of_buffers).astype(dtype)
         if not np.isfinite(whole).all():
             raise UnusableReplies(self.clients[~torch.from_numpy(np.isfinite(whole))].tolist())
-        return total, torch.from_numpy(np.sqrt(squares))
+        return torch.from_numpy(np.sqrt(squares))
 
-    def _aligned(self, longest: int) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-        """Where a piece of the vectors begins, the model's, and those of all replies."""
-        values, first = self.model.numpy(), 0
-        for arrays in zip(*self.replies, strict=True):
-            size = arrays[0].size
-            for begin in range(0, size, longest):
-                end = min(begin + longest, size)
-                yield first + begin, values[first + begin : first + end], [array[begin:end] for array in arrays]
-            first += size
+    def _aligned(
+        self, longest: int, totals: Pieces = ()
+    ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray], np.ndarray]]:
+        """Where a piece of the vectors begins, the model's, those of all replies, and that of their sum if any."""
+        first = 0
+        for arrays, own, total in zip_longest(zip(*self.replies, strict=True), self._split(self.model), totals):
+            for begin in range(0, len(own), longest):
+                piece = slice(begin, begin + longest)
+                sums = own[:0] if total is None else total[piece]
+                yield first + begin, own[piece], [array[piece] for array in arrays], sums
+            first += len(own)

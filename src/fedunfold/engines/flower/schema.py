@@ -141,6 +141,7 @@ class ClientDescription:
         task: The task's name and settings, as `task_text` writes them.
         shapes: The shape of a sample.
         num_statistics: How many statistics it reports where it tests a model.
+        own_training: Whether it trains by a function of its own, known by what it makes of a model alone.
     """
 
     client_id: str
@@ -148,6 +149,7 @@ class ClientDescription:
     task: str = ""
     shapes: Shapes = field(default_factory=dict)
     num_statistics: int = 0
+    own_training: bool = False
 
     @property
     def num_examples(self) -> int:

@@ -107,6 +107,7 @@ class RemoteFederation:
         found = _registered_clients(transport, environment, self.task)
         self.clients: Sequence[ClientInfo] = [ClientInfo(d.client_id, d.num_examples, d.label_counts) for d in found]
         self._num_statistics = found[0].num_statistics
+        self._own_training = [d.client_id for d in found if d.own_training]
         self._sizes = {client.client_id: client.num_examples for client in self.clients}
         self._client_ids, self._num_examples = tuple(self._sizes), np.array(list(self._sizes.values()))
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
@@ -122,6 +123,8 @@ class RemoteFederation:
             raise InputError(
                 "layers that stay with the clients are simulated only; over a network take own_layers='none'."
             )
+        for request in requests:
+            self._check_own_training(request)
         of_sampler = self._sampler.required_metrics
         return [self._train(replace(r, required_metrics=r.required_metrics | of_sampler)) for r in requests]
 
@@ -129,6 +132,11 @@ class RemoteFederation:
         self, requests: Sequence[TrainRequest], participated: Sequence[Tensor], adjoints: Sequence[Tensor]
     ) -> list[Tensor]:
         """The exact local part of the adjoint: round t backward, for every run."""
+        if self._own_training:
+            raise InputError(
+                f"client {self._own_training[0]} trains by a function of its own, whose derivative is not known; learn "
+                "with adjoint='first_order'."
+            )
         return [self._vjp(*of_run) for of_run in zip(requests, participated, adjoints, strict=True)]
 
     def outer_loss(self, requests: Sequence[TrainRequest]) -> list[OuterLossResult]:
@@ -191,6 +199,21 @@ class RemoteFederation:
         report = merge_replies(request, self._sizes, participation, replies, self.layout, steps, rejected)
         server_data = self._server_data(request)
         return replace(report, label_counts=self._label_counts, lr=self.lr, server_data=server_data)
+
+    def _check_own_training(self, request: TrainRequest) -> None:
+        """Refuse what clients that train by functions of their own cannot do."""
+        if not self._own_training:
+            return
+        about, optimizer = f"client {self._own_training[0]} trains by a function of its own", request.optimizer
+        if optimizer != sgd():
+            raise InputError(f"{about}, not by {optimizer.name}; leave out the local optimiser.")
+        if request.outer_along_path is not None:
+            raise InputError(
+                f"{about}, so there is no outer loss '{request.outer_along_path.name}' along its training; learn for "
+                "outer='every-round' or 'final'."
+            )
+        if "gradients" in request.required_metrics:
+            raise InputError(f"{about}, which reports no gradients; take a rule that reads none.")
 
     # --- who takes part ----------------------------------------------------------------------------------
 
@@ -282,7 +305,9 @@ class RemoteFederation:
         return messages
 
     def _num_steps(self, t: int) -> np.ndarray:
-        """τ_k = E_k ⌈N_k/B⌉ of every client that trains in round t, [K]."""
+        """τ_k = E_k ⌈N_k/B⌉ of every client that trains in round t, [K]; 0 where it is not known."""
+        if self._own_training:
+            return np.zeros(len(self.clients), dtype=np.int64)
         epochs = np.array([epochs_at(client.epochs, t) for client in self.environment.clients])
         steps: np.ndarray = epochs * -(-self._num_examples // self.environment.batch_size)
         return steps

@@ -10,11 +10,10 @@ from fedunfold.aggregation.absent import RememberedUpdates, coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, usable_ones
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.errors import DivergenceError, FederationError
+from fedunfold.core.errors import FederationError
 from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, OpenUpdates, TrainRequest
 from fedunfold.core.participation import Participation
-from fedunfold.core.parts import RoundDecision
 from fedunfold.core.threading import threads_for
 from fedunfold.engines.flower.progress import Progress
 from fedunfold.engines.flower.replies import Update, merge_replies
@@ -78,8 +77,10 @@ def _step(
             del updates[entry.client]
     entering = _with_past(run, algorithm, report)
     decision, remembered = decide(run.rule, entering, run.rule_state)
-    if is_plain_average(algorithm, run):
-        server, eligible = _average(run.server, report, decision), report.participated
+    if isinstance(report.updates, ReplyUpdates) and is_plain_average(algorithm, run):
+        # What `aggregate` makes of such a round, buffers included, in the place of the model that is there.
+        report.updates.move_model(coefficients(decision.weights, report.participated))
+        server, eligible = ServerState(run.server.model, run.server.optimizer), report.participated
     else:
         ((server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
         eligible = aggregated.eligible
@@ -120,18 +121,6 @@ def is_plain_average(algorithm: Algorithm, run: Progress) -> bool:
     """Whether the next model is Σ_k α_k w_k of those who participate, and nobody asks how it came about."""
     plain = algorithm.server == SGD() and algorithm.absent == "drop" and algorithm.aggregator.is_linear
     return plain and algorithm.step_size(run.round) == 1 and getattr(run.rule, "numbers_only", False)
-
-
-def _average(server: ServerState, report: ClientUpdates, decision: RoundDecision) -> ServerState:
-    """What `aggregate` makes of such a round, buffers included, with no vector but the next model."""
-    if not bool(report.participated.any()):
-        return server
-    model = report.updates.weighted_sum(coefficients(decision.weights, report.participated)).total.add_(server.model)
-    if not bool(model.sum().isfinite()):
-        raise DivergenceError(
-            f"round {report.round}: the aggregated model is not finite; lower the learning rate of the clients."
-        )
-    return ServerState(model, server.optimizer)
 
 
 def _report(

@@ -28,6 +28,7 @@ from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, FedunfoldError, InputError
 from fedunfold.core.messages import Metric
 from fedunfold.core.parts import Aggregator, ServerOptimizer
+from fedunfold.engines.flower.bfloat16 import BFLOAT16, PRECISION
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.progress import Evaluate, Progress
 from fedunfold.engines.flower.replies import Update, is_possible, mean_metrics, read_content
@@ -68,6 +69,8 @@ class WeightedStrategy(FedAvg):
             that were connected last.
         remember_rounds: A client without a lasting id is forgotten, and its update with it, when its node has not been
             connected for more rounds than that: it comes back as another node, if at all. Registered ones are not.
+        update_precision: With "bfloat16", clients whose app has `bfloat16_mod` send updates in half as many bytes;
+            every entry is off by at most 2⁻⁸ of itself.
         checkpoint: A file in which every round is saved, once its training is aggregated: model, server optimiser,
             remembered updates, the rule's state, metrics. Where it exists, `start` resumes from it, and the result is
             that of a run without the interruption.
@@ -96,6 +99,7 @@ class WeightedStrategy(FedAvg):
         max_examples_ratio: float | None = None,
         remember_clients: int = 1000,
         remember_rounds: int = 5,
+        update_precision: Literal["bfloat16"] | None = None,
         checkpoint: str | Path | None = None,
         **settings: Any,
     ) -> None:
@@ -107,6 +111,8 @@ class WeightedStrategy(FedAvg):
                 "WeightedStrategy needs remember_clients >= 1 and remember_rounds >= 0, not "
                 f"{remember_clients} and {remember_rounds}."
             )
+        if update_precision not in (None, BFLOAT16):
+            raise InputError(f"WeightedStrategy has update_precision='bfloat16' or None, not {update_precision!r}.")
         self.rule = as_rule(rule or size())
         learned_for = Algorithm(absent="drop")
         if isinstance(self.rule, LearnedWeights) and "algorithm" in self.rule.settings:
@@ -121,6 +127,7 @@ class WeightedStrategy(FedAvg):
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}
         self._max_examples_ratio = max_examples_ratio
+        self._update_precision = update_precision
         self._remember_rounds, self._remember_clients = remember_rounds, remember_clients
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._run: Progress | None = None
@@ -200,6 +207,8 @@ class WeightedStrategy(FedAvg):
         if run.is_past("train", server_round):
             return ()
         run.adopt(arrays)
+        if self._update_precision is not None:
+            config[PRECISION] = self._update_precision
         run.asked, run.messages = server_round, tuple(super().configure_train(server_round, arrays, config, grid))
         run.roster.note_connected(set(grid.get_node_ids()), run.round)
         run.forget(self._remember_rounds)
@@ -308,7 +317,7 @@ class WeightedStrategy(FedAvg):
             raise InputError(
                 f"is a client that the weights '{run.rule.name}' do not name; have it register with registration_mod"
             )
-        arrays = run.layout.read(records[0])
+        arrays = run.layout.read(records[0], run.sent)
         if not arrays.has_finite_counters:
             raise InputError(f"{NOT_USABLE} in its arrays")
         numbers: dict[str, float] = {}

@@ -85,6 +85,7 @@ def description_config(description: ClientDescription) -> ConfigRecord:
         "label-counts": list(description.label_counts),
         "task": description.task,
         "statistics": description.num_statistics,
+        "own-training": description.own_training,
     }
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
     return ConfigRecord(fields)
@@ -113,7 +114,10 @@ def read_registration(record: RecordDict, name: str = CONFIG) -> ClientDescripti
     task = config.get("task")
     if not (isinstance(task, str) and len(task) <= TASK_LENGTH and task.isprintable()):
         raise InputError(f"client {name} registers the task {shown(task)}; give its name and settings in one line.")
-    return ClientDescription(name, counts, task, shapes, statistics)
+    own_training = config.get("own-training", False)
+    if not isinstance(own_training, bool):
+        raise InputError(f"client {name} registers {shown(own_training)} for own-training; give true or false.")
+    return ClientDescription(name, counts, task, shapes, statistics, own_training)
 
 
 def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
