@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedunfold as fu
 from fedunfold.aggregation.absent import RememberedUpdates
 from fedunfold.aggregation.screening import usable_ones
-from fedunfold.core.errors import DivergenceError, FederationError
+from fedunfold.core.errors import FederationError
 from fedunfold.core.messages import OpenUpdates
 from fedunfold.core.update_parts import PART
 from fedunfold.engines.flower import WeightedStrategy, reply_updates, server_step
@@ -72,15 +72,14 @@ def test_a_model_moved_in_place_is_the_sum_added(pair: tuple[ReplyUpdates, OpenU
     lazy, stacked = pair
     coefficients = torch.tensor([9.0, 0.2, 0.3, 9.0, 0.5], dtype=torch.float64)
     expected = lazy.model + stacked.weighted_sum(coefficients).total
-    lazy.move_model(coefficients)
+    assert lazy.move_model(coefficients)
     torch.testing.assert_close(lazy.model, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lazy.norms, stacked.norms, rtol=1e-6, atol=0)
 
 
 def test_a_model_that_would_not_be_finite_stays() -> None:
     updates = ReplyUpdates(torch.arange(1), [[np.full(2, 1e18, np.float32)]], torch.ones(2), 2)
-    with pytest.raises(DivergenceError, match="the aggregated model is not finite"):
-        updates.move_model(torch.tensor([1e30]))
+    assert not updates.move_model(torch.tensor([1e30]))
     assert updates.model.tolist() == [1, 1]
 
 

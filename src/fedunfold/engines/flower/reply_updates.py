@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import DivergenceError, FedunfoldError
+from fedunfold.core.errors import FedunfoldError
 from fedunfold.core.messages import OpenSum, OpenUpdates
 from fedunfold.core.update_parts import PART, InParts
 
@@ -83,8 +83,10 @@ class ReplyUpdates(OpenUpdates, InParts):
         self._add_up(coefficients, self._split(total))
         return OpenSum(total, self.clients, self)
 
-    def move_model(self, coefficients: Tensor) -> None:
+    def move_model(self, coefficients: Tensor) -> bool:
         """w ← w + Σ_k c_k Δ_k in place of w^(t), with coefficients c [K]; the updates cannot be read afterwards.
+
+        False where that would not be finite: then w stays.
 
         What is made meanwhile has the sizes of the model's arrays: it goes where those of an earlier round were,
         which a vector of all of them, too long for any of these places, does not.
@@ -97,9 +99,10 @@ class ReplyUpdates(OpenUpdates, InParts):
         with np.errstate(over="ignore", invalid="ignore"):
             total = sum(float(piece.sum()) for piece in found)
         if not np.isfinite(total):
-            raise DivergenceError("the aggregated model is not finite; lower the learning rate of the clients.")
+            return False
         for piece, own in zip(found, models, strict=True):
             own[:] = piece
+        return True
 
     def inner_products(self, vector: Tensor) -> Tensor:
         if "rows" in vars(self):

@@ -10,7 +10,7 @@ from fedunfold.aggregation.absent import RememberedUpdates, coefficients
 from fedunfold.aggregation.screening import NOT_USABLE, filter_updates, usable_ones
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.errors import FederationError
+from fedunfold.core.errors import DivergenceError, FederationError
 from fedunfold.core.example_counts import cap_examples
 from fedunfold.core.messages import ClientUpdates, OpenUpdates, TrainRequest
 from fedunfold.core.participation import Participation
@@ -79,7 +79,10 @@ def _step(
     decision, remembered = decide(run.rule, entering, run.rule_state)
     if isinstance(report.updates, ReplyUpdates) and is_plain_average(algorithm, run):
         # What `aggregate` makes of such a round, buffers included, in the place of the model that is there.
-        report.updates.move_model(coefficients(decision.weights, report.participated))
+        if not report.updates.move_model(coefficients(decision.weights, report.participated)):
+            raise DivergenceError(
+                f"round {report.round}: the aggregated model is not finite; lower the learning rate of the clients."
+            )
         server, eligible = ServerState(run.server.model, run.server.optimizer), report.participated
     else:
         ((server, aggregated),) = aggregate([run.server], [entering], [decision], algorithm)
