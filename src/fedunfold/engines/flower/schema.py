@@ -141,6 +141,8 @@ class ClientDescription:
         task: The task's name and settings, as `task_text` writes them.
         shapes: The shape of a sample.
         num_statistics: How many statistics it reports where it tests a model.
+        num_held_out: How many samples it tests models on without training on them; 0 where it tests on those it trains
+            on.
     """
 
     client_id: str
@@ -148,11 +150,17 @@ class ClientDescription:
     task: str = ""
     shapes: Shapes = field(default_factory=dict)
     num_statistics: int = 0
+    num_held_out: int = 0
 
     @property
     def num_examples(self) -> int:
         """N_k."""
         return sum(self.label_counts)
+
+    @property
+    def num_tested(self) -> int:
+        """How many samples it tests models on."""
+        return self.num_held_out or self.num_examples
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedunfold.config import Environment
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientInfo, ClientUpdates, TrainRequest
 from fedunfold.core.outcomes import Evaluation, OuterLossResult
-from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
+from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, load_model, seeded
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.server_data import ServerData
@@ -72,7 +72,7 @@ class RemoteFederation:
         environment: How they train (epochs, minibatches, learning rate, seed), how many are sampled for a round and,
             where absences are to be simulated, how likely each can be reached.
         model: Builds a fresh model.
-        evaluate: Tests models; where it is None the clients do, each on its own samples.
+        evaluate: Tests models; where it is None the clients do, each on what it holds out, or else on its own samples.
         dtype: The type of the models.
         server_data: Gives the rows that the server holds, as it meets them in a round.
 
@@ -82,6 +82,7 @@ class RemoteFederation:
         lr: η, the clients' learning rate.
         failures: What went wrong with clients so far.
         clients: All K clients.
+        num_held_out: How many samples each client tests models on without training on them, by its id.
         layout: What the entries of a model are.
         max_parallel_runs: 1; runs are carried out one after the other.
     """
@@ -106,7 +107,9 @@ class RemoteFederation:
         self._server_data = server_data
         found = _registered_clients(transport, environment, self.task)
         self.clients: Sequence[ClientInfo] = [ClientInfo(d.client_id, d.num_examples, d.label_counts) for d in found]
+        self.num_held_out = {d.client_id: d.num_held_out for d in found}
         self._num_statistics = found[0].num_statistics
+        self._num_tested = {d.client_id: d.num_tested for d in found}
         self._sizes = {client.client_id: client.num_examples for client in self.clients}
         self._client_ids, self._num_examples = tuple(self._sizes), np.array(list(self._sizes.values()))
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
@@ -141,6 +144,20 @@ class RemoteFederation:
             return self._evaluate(models)
         return [self._evaluate_by_clients(model) for model in models]
 
+    def held_out_scores(self, model: Tensor) -> dict[str, float]:
+        """The primary metric of a model on what each client holds out, of those that do and answer; a fraction is not
+        in percent."""
+        asked = [client_id for client_id, rows in self.num_held_out.items() if rows]
+        replies = self._request("evaluate", TrainRequest("evaluation", 0, model, sgd()), asked) if asked else {}
+        found = {client_id: self.task.metrics(reply.arrays["statistics"]) for client_id, reply in replies.items()}
+        return {client_id: metrics[self.task.primary] for client_id, metrics in found.items()}
+
+    def module(self, model: Tensor) -> nn.Module:
+        """The module with the model w [d] in it, on the CPU, ready to predict."""
+        module = seeded(self._model, self.environment.seed, "shape")
+        load_model(module, model.cpu())
+        return module.eval()
+
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
@@ -173,7 +190,7 @@ class RemoteFederation:
         statistics, replies = self._statistics(TrainRequest("evaluation", 0, model, sgd()))
         if not replies:
             return Evaluation(math.nan, math.nan)
-        sizes = [self._sizes[client_id] for client_id in replies]
+        sizes = [self._num_tested[client_id] for client_id in replies]
         loss = np.average([reply.metrics["loss"] for reply in replies.values()], weights=sizes)
         return evaluation_of(self.task, statistics, float(loss))
 

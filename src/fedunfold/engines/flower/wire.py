@@ -85,6 +85,7 @@ def description_config(description: ClientDescription) -> ConfigRecord:
         "label-counts": list(description.label_counts),
         "task": description.task,
         "statistics": description.num_statistics,
+        "held-out": description.num_held_out,
     }
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
     return ConfigRecord(fields)
@@ -110,10 +111,12 @@ def read_registration(record: RecordDict, name: str = CONFIG) -> ClientDescripti
     FEATURES.check(sum(map(math.prod, shapes.values())), f"client {name} registers too large samples: ")
     (statistics,) = _whole_numbers([config.get("statistics")], "statistics", name)
     STATISTICS.check(statistics, f"client {name} registers too many statistics: ")
+    (held_out,) = _whole_numbers([config.get("held-out")], "held-out", name)
+    CLIENT_SAMPLES.check(held_out, f"client {name} registers too many held-out samples: ")
     task = config.get("task")
     if not (isinstance(task, str) and len(task) <= TASK_LENGTH and task.isprintable()):
         raise InputError(f"client {name} registers the task {shown(task)}; give its name and settings in one line.")
-    return ClientDescription(name, counts, task, shapes, statistics)
+    return ClientDescription(name, counts, task, shapes, statistics, held_out)
 
 
 def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
