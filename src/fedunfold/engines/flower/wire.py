@@ -85,8 +85,9 @@ def description_config(description: ClientDescription) -> ConfigRecord:
         "label-counts": list(description.label_counts),
         "task": description.task,
         "statistics": description.num_statistics,
-        "held-out": description.num_held_out,
     }
+    if description.num_held_out:
+        fields["held-out"] = description.num_held_out
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
     return ConfigRecord(fields)
 
@@ -111,7 +112,7 @@ def read_registration(record: RecordDict, name: str = CONFIG) -> ClientDescripti
     FEATURES.check(sum(map(math.prod, shapes.values())), f"client {name} registers too large samples: ")
     (statistics,) = _whole_numbers([config.get("statistics")], "statistics", name)
     STATISTICS.check(statistics, f"client {name} registers too many statistics: ")
-    (held_out,) = _whole_numbers([config.get("held-out")], "held-out", name)
+    (held_out,) = _whole_numbers([config.get("held-out", 0)], "held-out", name)
     CLIENT_SAMPLES.check(held_out, f"client {name} registers too many held-out samples: ")
     task = config.get("task")
     if not (isinstance(task, str) and len(task) <= TASK_LENGTH and task.isprintable()):
