@@ -109,7 +109,7 @@ COLUMN_FAULTS = {
     "postcodes of a few places": Case(
         added("zip", lambda i: ("01067", "99084", "04109")[i % 3]),
         finding=("leading-zeros", "column zip", "80 of 120", "basel.csv, line 2: '01067'", "each text is a feature"),
-        check=features(*PLAIN, "zip", "zip", "zip"),
+        check=features("zip", "zip", "zip", *PLAIN),
     ),
     "many postcodes": Case(
         added("zip", lambda i: f"{1000 + 977 * i:05d}"),
@@ -118,7 +118,7 @@ COLUMN_FAULTS = {
     "many postcodes that are called categorical": Case(
         added("zip", lambda i: f"{1000 + i % 30:05d}"),
         options={"categorical": ["zip"]},
-        check=features(*PLAIN, *["zip"] * 30),
+        check=features(*["zip"] * 30, *PLAIN),
     ),
     "one number with a zero before it": Case(
         cells("basel", 5, "age", "050"),
@@ -126,7 +126,7 @@ COLUMN_FAULTS = {
         check=features(*PLAIN),
     ),
     "fractions have a zero before the point": Case(
-        added("dose", lambda i: f"0.{i + 100}"), check=features(*PLAIN, "dose")
+        added("dose", lambda i: f"0.{i + 100}"), check=features("dose", *PLAIN)
     ),
     "a constant column": Case(added("ward", lambda i: "icu"), finding=("constant", "column ward", "'icu'", "`drop`")),
     "a constant number": Case(added("dose", lambda i: "5"), finding=("constant", "column dose is 5", "`drop`")),

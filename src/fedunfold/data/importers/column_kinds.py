@@ -98,7 +98,9 @@ class Scan:
 
     def add_zeros(self, cells: "Series", table: str) -> None:
         """Take note of the same cells as texts, of which numbers have lost the zeros before them."""
-        texts = cells.dropna().str.strip()
+        if cells.dtype.kind in "iufb":  # of a source that has types: written as numbers
+            return
+        texts = cells.dropna().astype(str).str.strip()
         found = texts[texts.str.fullmatch(LEADING_ZERO)]
         if len(found):
             count, first = self.zeros
