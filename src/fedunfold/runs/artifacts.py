@@ -87,14 +87,15 @@ def of_remote_run(
         method: How the model was trained.
         result: What came out.
         record: What the model is.
-        tested_on: What the test rows are.
+        tested_on: What the test rows are of.
     """
     sites = [
         Site(client.client_id, client.num_examples, client.label_counts, federation.num_held_out[client.client_id])
         for client in federation.clients
     ]
     result, module = replace(result, held_out=federation.held_out_scores(result.model)), federation.module(result.model)
-    card = model_card(federation.environment, method, result, record, module, sites, tested_on)
+    tested = f"{tested_on}, {federation.num_test_rows} rows"
+    card = model_card(federation.environment, method, result, record, module, sites, tested)
     return of_model(record, module, card)
 
 

@@ -141,7 +141,8 @@ def test_its_card_has_the_figures_of_every_site(folder: Path) -> None:
         counts = " | ".join(map(str, federation.data.label_counts[k].tolist()))
         assert f"| {name} | {federation.data.sizes[k]} | 10 | {counts} |" in card
         assert f"| {name} | 10 | {100 * right.mean():.1f} |" in card
-    assert f"Tested on {test}, after the last round." in card
+    rows = len(np.load(test)["y"])
+    assert f"Tested on {test}, {rows} rows, after the last round." in card
     assert "| rule | size |" in card and "| method | fedavg |" in card
     assert "2 columns become 3 features: age, sex." in card
     assert "Fewer than 100 rows were held out at north, south" in card
@@ -168,6 +169,7 @@ def test_clients_that_hold_out_rows_test_the_model_on_them(folder: Path) -> None
     with torch.no_grad():
         outputs = module(x)
     assert report["tested_on"] == "what the clients hold out"
+    assert "Tested on what the clients hold out, 20 rows, after" in (folder / "size" / "card.md").read_text()
     assert report["runs"]["size"]["accuracy"] == pytest.approx(float((outputs.argmax(1) == y).float().mean()))
     loss = float(torch.nn.functional.cross_entropy(outputs, y))
     assert report["runs"]["size"]["loss"] == pytest.approx(loss, rel=1e-5)

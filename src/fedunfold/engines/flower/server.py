@@ -144,6 +144,11 @@ class RemoteFederation:
             return self._evaluate(models)
         return [self._evaluate_by_clients(model) for model in models]
 
+    @property
+    def num_test_rows(self) -> int:
+        """How many rows models are tested on: those of the test set, or those that the clients test them on."""
+        return sum(self._num_tested.values()) if self._evaluate is None else len(self.environment.load().y_test)
+
     def held_out_scores(self, model: Tensor) -> dict[str, float]:
         """The primary metric of a model on what each client holds out, of those that do and answer; a fraction is not
         in percent."""
