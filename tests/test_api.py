@@ -1,5 +1,9 @@
 """Runs and comparisons from Python."""
 
+import ast
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,43 @@ def test_weights_are_learned_as_a_method_has_it() -> None:
     assert torch.equal(learned.weights, compared.learned.weights)
     other = fu.learn_weights(env, method="duw-fednova", algorithm=fu.Algorithm(fu.prox(0.3)), learning=QUICK)
     assert other.algorithm.local == fu.prox(0.3)
+
+
+@pytest.mark.parametrize("methods", [["fedavg", "fedunfold"], ["fedavg", "duw-fedavg"]])
+def test_a_comparison_learns_what_it_must_in_a_fresh_process(methods: list[str]) -> None:
+    code = (
+        "import fedunfold as fu\n"
+        "env = fu.environment('digits-label-skew').replace(rounds=2)\n"
+        f"table = fu.compare(env, {methods}, trials=1, learning=fu.Learning(iterations=1))\n"
+        "print(*(f'{m.name} {m.learned is not None}' for m in table.methods))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [methods[0], "False", methods[1], str(methods[1] == "duw-fedavg")]
+
+
+def test_messages_of_the_library_name_no_command_line_option() -> None:
+    """In its source outside of cli/, no text but docstrings has one."""
+    package = Path(fu.__file__).parent
+    found = {}
+    for file in sorted(package.rglob("*.py")):
+        if "cli" in file.relative_to(package).parts:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        documented = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        texts = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+        ]
+        if options := [
+            text for text in texts if re.search(r"(?<![\w(-])--[a-z]", text) and not text.startswith("--std")
+        ]:
+            found[str(file.relative_to(package))] = options
+    assert not found
 
 
 def test_trials_differ_and_methods_share_their_draws() -> None:

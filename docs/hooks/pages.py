@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
@@ -28,11 +27,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    files.append(File.generated(config, "reference/commands.md", content=command_pages()))
-    return files
-
-
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Links out of docs/ become paths in the repository; tables of results are those of the records."""
+    """Links out of docs/ become paths in the repository; tables of results are those of the records. In a checkout the
+    page of the commands says where else they are."""
+    if page.file.src_uri == "reference/commands.md":
+        return command_pages()
     return filled(OUTSIDE.sub(r"`\2`", markdown))

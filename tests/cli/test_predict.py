@@ -1,10 +1,14 @@
 """Predictions for new rows of a table, as a site makes them after a federation was trained."""
 
 import csv
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedunfold as fu
 from tests.cli.conftest import Command
@@ -44,6 +48,51 @@ def test_classes_by_name_with_their_probabilities(fedunfold: Command) -> None:
     found = fedunfold("predict", run, "new.csv", "--format", "json").json
     assert found["columns"] == ["prediction", "probability of ill", "probability of well"]
     assert len(found["rows"]) == 3
+
+
+def test_in_a_new_process_they_are_those_of_the_trained_module(fedunfold: Command) -> None:
+    run = trained(fedunfold, "classes")
+    env = fu.environment("sites.toml").replace(rounds=30)
+    module = fu.trained_module(env, fu.run(env))
+    features = json.loads(Path("sites.columns.json").read_text())["features"]
+    x = []
+    for age, sex in ((75, "m"), (25, "f"), (48, "f")):
+        row = {"age": age, "sex": sex}
+        x.append(
+            [
+                float(row[e["column"]] == e["is"]) if "is" in e else (row[e["column"]] - e["mean"]) / e["scale"]
+                for e in features
+            ]
+        )
+    with torch.no_grad():
+        expected = module(torch.tensor(x)).softmax(1)
+    Path("new.csv").write_text("sex,age\nm,75\nf,25\nf,48\n")
+    command = [sys.executable, "-m", "fedunfold", "predict", str(run), "new.csv"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    found = torch.tensor([[float(row["probability of ill"]), float(row["probability of well"])] for row in rows])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    Path("short.csv").write_text("sex\nm\n")
+    refused = subprocess.run([*command[:-1], "short.csv"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: short.csv has no column age, which the model was trained on; add it.\n"
+
+
+def test_the_card_has_what_each_site_held_out(fedunfold: Command) -> None:
+    write_sites(Path("sites"), "classes")
+    assert fedunfold("env", "new", "sites", "--label", "outcome", "--yes").code == 0
+    options = ("--method", "fedunfold", "--rounds", 5, "--holdout", 0.25, "--out", "ran")
+    assert fedunfold("run", "sites.toml", *options).code == 0
+    env = fu.environment("sites.toml").replace(rounds=5, holdout=0.25)
+    result, kept = fu.run(env, "fedunfold"), env.load_held_out()
+    assert kept is not None
+    card = Path("ran/card.md").read_text(encoding="utf-8")
+    for key, rows in zip(kept.keys, kept.sizes, strict=True):
+        assert f"| {key} | {rows} | {100 * result.held_out[key]:.1f} |" in card
+    assert f"Tested on the test set, {len(env.load().y_test)} rows, after the last round." in card
+    checksum = json.loads(Path("ran/settings.json").read_text())["rules"]["fedunfold"]["parameters"]
+    assert f"| SHA-256 of the rule's numbers | {checksum} |" in card
+    assert "| method | fedunfold |" in card and "| rule | open@1 |" in card
 
 
 def test_numbers_in_the_unit_of_the_column(fedunfold: Command) -> None:

@@ -17,6 +17,7 @@ from tests.cli.test_bad_input import refused
 
 Federation = Callable[..., Path]
 RUN_FILES = {
+    "card.md",
     *("settings.json", "environment.toml", "federation.json"),
     *("metrics.jsonl", "client_scores.jsonl", "model.safetensors", "model.json"),
 }

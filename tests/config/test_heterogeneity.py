@@ -214,6 +214,21 @@ def test_outlook(counts: list[list[int]], settings: dict[str, Any], verdict: str
         assert word in " ".join(seen.reasons)
 
 
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_a_rare_class_at_one_client_is_never_called_alike(others: int) -> None:
+    """92 : 6 beside 50 : 50, whoever else there is."""
+    found = recommend(measured(federation([[92, 6], [50, 50], *[[50, 50]] * others])))
+    assert found.learned_weights == "perhaps"
+    assert not any("alike in labels" in reason for reason in found.reasons)
+    assert any("c0 by 0." in reason for reason in found.reasons)
+
+
+def test_one_class_alone_is_nothing_to_learn() -> None:
+    found = recommend(measured(federation([[30, 0], [40, 0]])))
+    assert found.reasons == ("every training sample is of class 0, so there is nothing to tell apart.",)
+    assert found.warnings == ("check the labels: a model needs samples of at least two classes.",)
+
+
 def test_rounds_without_anybody_are_warned_of() -> None:
     assert "25 %" in recommend(measured(federation([[2, 2], [2, 2]], participation_probability=0.5))).warnings[0]
     assert not recommend(measured(federation([[2, 2], [2, 2]], participation_probability=0.9))).warnings

@@ -247,8 +247,7 @@ def test_pages_have_the_words_of_the_field() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*PAGES, *ROOT.glob("docs/results/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page)):
-            made_by_the_site = target.endswith("reference/commands.md")
-            assert made_by_the_site or (page.parent / target).exists(), f"{name_of(page)}: {target}"
+            assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
 
 
 @pytest.mark.slow

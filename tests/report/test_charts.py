@@ -1,5 +1,7 @@
 """Charts hold what they say they show."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,25 @@ def test_the_axis_shows_where_methods_differ_late() -> None:
     error = PrimaryMetric("rmse", greater_is_better=False, percentages=frozenset())
     low, high = charts.scores(group(method("fedavg", late), primary=error))["layout"]["yaxis"]["range"]
     assert (low, high) == pytest.approx((81 - 0.608, 88.6 + 0.608))
+
+
+def test_the_axis_of_scores_leaves_out_what_trains_nothing() -> None:
+    trained, nothing = method("fedavg", [[97.0, 98.0]]), method("majority", [[60.0, 60.0]], reference=True)
+    low, high = charts.scores(group(trained, nothing))["layout"]["yaxis"]["range"]
+    assert 96 < low < 97 and 98 < high < 99
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ends"),
+    [
+        ([99.0, 97.0], [98.0, 97.5], (89.2, 100.8)),  # ten points below 100, and 0.8 more on either side
+        ([20.0, 40.0], [70.0, 30.0], (16.0, 74.0)),  # 50 points, and 4 more
+        ([0.0, 1.0], [2.0, 1.0], (-0.8, 10.8)),
+        ([50.0, 51.0], [math.nan, 52.0], (45.2, 56.8)),
+    ],
+)
+def test_the_axis_of_percentages_is_where_they_are(
+    before: list[float], after: list[float], ends: tuple[float, float]
+) -> None:
+    chart = charts.before_and_after(["a", "b"], np.array(before), np.array(after), ("x", "y"), x="client")
+    assert chart["layout"]["yaxis"]["range"] == pytest.approx(ends)

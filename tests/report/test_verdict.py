@@ -144,6 +144,21 @@ def test_many_clients_are_counted() -> None:
     assert "No client does worse on what it held out than under fedavg." in unharmed
 
 
+def test_losses_of_clients_within_noise_are_called_so() -> None:
+    """Of 400 rows, 60 against 50 % is beyond 1.96 √((0.6·0.4 + 0.5·0.5)/400) = 6.9 points, and 58 against 55 is not."""
+    of = federation(test_samples=10_000, held_out=(400, 400))
+    base = method("fedavg", [[70], [70]], held_out=[[60, 58], [60, 58]])
+    both = judged(group(base, method("dr", [[80], [80]], held_out=[[50, 55], [50, 55]]), of=of))
+    lost = "Worse off on what they held out: north (10.0 points worse than under fedavg); within noise also south (3.0 "
+    assert lost in both.sentence
+    assert [worse.within_noise for worse in both.worse_off or ()] == [False, True]
+    none = judged(group(base, method("dr", [[80], [80]], held_out=[[60, 55], [60, 55]]), of=of))
+    assert (
+        "For no client is it worse by more than noise; within noise for south (3.0 points worse than under fedavg)."
+        in none.sentence
+    )
+
+
 def test_small_effects_are_folded_and_the_largest_stand_first() -> None:
     base, close = method("fedavg", [[60, 60], [60, 60]]), method("close", [[61, 61], [61, 61]])
     large, larger = method("large", [[80, 80], [80, 80]]), method("larger", [[97, 97], [97, 97]])

@@ -67,7 +67,7 @@ def test_an_error_is_no_percentage_and_less_of_it_is_a_gain() -> None:
     assert lines[2].split() == ["fedavg", "1", "50", "0.25"]
     assert lines[3].split() == ["dr", "1", "45.5", "–"]
     table = console.comparison_table(comparison)
-    assert list(table.columns[3].cells) == ["", "+4.5"]
+    assert list(table.columns[2].cells) == ["", "+4.5"]
     document = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
     assert document["metric"] == {"name": "rmse", "greater_is_better": False, "percentages": []}
     assert document["methods"][1]["metrics"] == {"rmse": 45.5, "r2": None}
@@ -91,7 +91,7 @@ def test_binary_shows_all_its_metrics() -> None:
     (method,) = fu.compare(env, ["fedavg"], trials=1).methods
     assert set(method.metrics) == {"accuracy", "balanced_accuracy", "auc", "f1", "brier"}
     shown = fu.compare(env, ["fedavg"], trials=1).other_metrics
-    assert list(shown) == ["AUC (%)", "F1 (%)", "brier", "worst class (%)"]
+    assert list(shown) == ["balanced accuracy (%)", "AUC (%)", "F1 (%)", "brier", "worst class (%)"]
 
 
 def test_a_regression_from_comparison_to_report(tmp_path: Path) -> None:

@@ -197,7 +197,9 @@ def test_a_table_says_what_is_a_reference(tmp_path: Path) -> None:
     tested, by_client = repr(comparison).split("sites: RMSE on what each client held out")
     for text in (tested, by_client):
         assert [line.split("  ")[0] for line in text.splitlines()[2:]] == named
-    assert list(console.comparison_table(comparison).columns[0].cells) == named
+    table = console.comparison_table(comparison)
+    assert list(table.columns[0].cells) == [name.removesuffix(" (reference)") for name in named]
+    assert table.caption == "for reference, no federated methods: local, majority, pooled"
     rows = json.loads(json.dumps(comparison.as_json(), allow_nan=False))["methods"]
     assert [row["reference"] for row in rows] == [True, True, False, True]
     assert all(set(row["held_out"]["clients"]) == set("abc") for row in rows)

@@ -8,14 +8,15 @@ from fedunfold_app.settings import bundled, federation_config, precision
 
 
 def open_client(context: Context) -> LocalClient:
-    """The client this node is: `client-id` and `path` in its node-config, or one of a bundled environment's clients."""
+    """The client this node is: `client-id`, `path` and `held-out` in its node-config, or one of an environment's."""
     config, node = context.run_config, context.node_config
     custom = federation_config(config)
     if custom is None:
         return client_from_environment(bundled(str(config["environment"])), context, precision(config))
     if not {"client-id", "path"} <= node.keys():
         raise InputError("""node-config needs the client's id and data, as 'client-id="a" path="a.npz"'.""")
-    return client_from_npz(str(node["path"]), str(node["client-id"]), custom, precision(config))
+    held_out = str(node["held-out"]) if node.get("held-out") else None
+    return client_from_npz(str(node["path"]), str(node["client-id"]), custom, precision(config), held_out=held_out)
 
 
 app = client_app(open_client)

@@ -10,18 +10,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedunfold as fu
-from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.task import PrimaryMetric
 from fedunfold.engines.flower import RemoteFederation, federation_from_config, federation_from_environment
 from fedunfold.io.atomic import write_atomically
-from fedunfold.rules import WeightingRule, size
+from fedunfold.runs.artifacts import Files, of_remote_run
+from fedunfold.runs.schema import file_name
+from fedunfold.runs.trained_model import ModelRecord
 from fedunfold.training.loop import run_rounds
-from fedunfold.training.methods import changed, learned_method, method
+from fedunfold.training.methods import Method, changed, learned_method, method
 from fedunfold.unfolding import learn
 from fedunfold_app.settings import Config, bundled, federation_config, precision
 
 app = ServerApp()
-Contender = tuple[WeightingRule, Algorithm]
 
 
 @app.main()
@@ -29,8 +29,11 @@ def main(grid: Grid, context: Context) -> None:
     config, began = context.run_config, time.monotonic()
     folder = Path(str(config["folder"])) if config["folder"] else None
     clients, tested_on = connect(grid, config)
+    recipe = Path(str(config["recipe"])).expanduser() if config["recipe"] else None
+    record = ModelRecord.of(clients.environment, recipe)  # a wrong recipe is better found before training
     runs: dict[str, Any] = {}
-    for name, (rule, algorithm) in contenders(clients, config, folder).items():
+    for name, chosen in contenders(clients, config, folder).items():
+        assert chosen.rule is not None
         state = folder / f"{name}-run.safetensors" if folder else None
         # The same updates under two sets of weights would tell the server of secure sums more than their sums.
         run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
@@ -39,11 +42,14 @@ def main(grid: Grid, context: Context) -> None:
         def progress(t: int, _: object, name: str = name, rounds: int = rounds) -> None:
             print(f"{name}: round {t + 1} of {rounds}", flush=True)
 
-        (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state, on_round=progress)
+        how: dict[str, Any] = {"algorithm": chosen.algorithm, "checkpoint": state, "on_round": progress}
+        (result,) = run_rounds(clients, chosen.rule, rounds, [run], **how)
         last, metric = result.evaluations[-1], PrimaryMetric.of(clients.task)
         runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
         score = f"{metric.label} {metric.text(metric.factor() * last.score)}{metric.unit()}"
         print(f"{name}: {score} after {len(result.scores)} rounds", flush=True)
+        if folder is not None:
+            save_model(folder / file_name(name), of_remote_run(clients, chosen, result, record, tested_on))
     report = {
         "clients": [client.client_id for client in clients.clients],
         "rounds": clients.environment.rounds,
@@ -57,6 +63,14 @@ def main(grid: Grid, context: Context) -> None:
     print(f"report: {text}", flush=True)
     if folder:
         write_atomically(folder / "report.json", lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def save_model(folder: Path, files: Files) -> None:
+    """The trained model with its card, as a simulated run leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in files.items():
+        write(folder / name)
+    print(f"the model is in {folder}", flush=True)
 
 
 def connect(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
@@ -73,18 +87,25 @@ def connect(grid: Grid, config: Config) -> tuple[RemoteFederation, str]:
         env = env.replace(rounds=config["rounds"]) if config["rounds"] else env
         return federation_from_environment(grid, env, **how), f"the test set of {env.name}"
     test = str(config["test"]) or None
-    return federation_from_config(grid, custom, test, **how), test or "the clients' own training data"
+    clients = federation_from_config(grid, custom, test, **how)
+    if test is not None:
+        return clients, test
+    held_out = [rows > 0 for rows in clients.num_held_out.values()]
+    if all(held_out):
+        return clients, "what the clients hold out"
+    own = "the clients' own training data"
+    return clients, f"what clients hold out, and of the others {own}" if any(held_out) else own
 
 
-def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Contender]:
+def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -> dict[str, Method]:
     """What to train with: the chosen method, its weights learned where it needs that, and size weights."""
     absent = str(config["absent"]) or None
     chosen, plain = (changed(method(name), absent=absent) for name in (str(config["method"]), "fedavg"))
-    sizes: dict[str, Contender] = {"size": (size(), plain.algorithm)}
+    sizes = {"size": plain}
     if chosen.name == plain.name:
         return sizes
     if chosen.rule is not None:
-        return {chosen.name: (chosen.rule, chosen.algorithm), **sizes}
+        return {chosen.name: chosen, **sizes}
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=config["iterations"])
 
     def progress(so_far: fu.LearnedWeights) -> None:
@@ -101,4 +122,4 @@ def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -
     )
     if folder:
         learned.save(folder / "weights.safetensors")
-    return {"learned": (learned, learned_method(learned).algorithm), **sizes}
+    return {"learned": learned_method(learned, chosen.name), **sizes}

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -82,20 +83,31 @@ def comparison_table(comparison: "Comparison") -> Table:
     """The primary metric after the last round, what each method gains over the first, what it costs, and the other
     metrics."""
     first, primary, others = comparison.methods[0], comparison.primary, comparison.other_metrics
-    if any(result.learning_rounds for result in comparison.methods):
-        others = {"rounds to learn": [str(result.learning_rounds) for result in comparison.methods], **others}
+    trials = [len(result.trials) for result in comparison.methods]
+    if len(set(trials)) > 1:  # some were stopped
+        others = {"trials": list(map(str, trials)), **others}
     rows = (
         (
-            result.label,
-            str(len(result.trials)),
+            result.name,
             result.spread,
             "" if result is first else _signed(primary.text(primary.gain(result.mean, over=first.mean))),
             *(cells[i] for cells in others.values()),
         )
         for i, result in enumerate(comparison.methods)
     )
+    unit = primary.brackets()
     title = f"{comparison.environment}, {primary.label} on the test set after the last round{primary.direction}"
-    return table(title, ("method", "trials", f"mean ± sd{primary.brackets()}", "gain", *others), rows)
+    if len(set(trials)) == 1:
+        title += f"; {trials[0]} trial{'s' if trials[0] > 1 else ''}"
+    heads = ("method", "mean ± sd", "gain", *(head.removesuffix(unit) for head in others))
+    made = table(title + unit, heads, rows)
+    made.box, made.padding, made.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False  # so that 80 columns hold many metrics
+    made.columns[1].no_wrap = True
+    learned = [f"{m.learning_rounds} rounds to learn {m.name}" for m in comparison.methods if m.learning_rounds]
+    references = ", ".join(result.name for result in comparison.methods if result.is_reference)
+    notes = [*learned, *([f"for reference, no federated methods: {references}"] if references else [])]
+    made.caption = "\n".join(notes) or None
+    return made
 
 
 def _signed(number: str) -> str:

@@ -97,7 +97,7 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
         for client in clients
     )
     held = ("labels",) if data.classes > 1 else tuple(name.replace("_", " ") for name in clients[0]["targets"] or ())
-    heads = ("client", "samples", "share", *held, "divergence", "epochs", "participation_probability")
+    heads = ("client", "samples", "share", *held, "divergence", "epochs", "takes part")
     console.out.print(console.table("clients", heads, rows, words=(0, 3) if data.classes > 1 else (0,)))
     console.say(
         f"{found.name}: {len(clients)} clients, {total} training and {len(data.y_test)} test samples, "
@@ -119,6 +119,8 @@ def check(env: opt.Env, output: opt.Format = "text") -> None:
     console.say(f"`fedunfold compare {shlex.quote(env)}` tells how much.")
 
 
+FEW_CLASSES = 3
+
 _ANSWERS = {
     "likely": "Likely: where clients were like this they gained over FedAvg, unless the task was easy for it.",
     "perhaps": "Perhaps: where clients were like this the gain was small, or only sometimes there.",
@@ -134,7 +136,9 @@ def _held(env: "Environment", client: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _labels(env: "Environment", counts: list[int]) -> str:
-    """The classes a client holds, as a short list."""
+    """The classes a client holds, as a short list; of few, how many samples of each."""
+    if len(counts) <= FEW_CLASSES:
+        return ", ".join(f"{count} {env.class_name(label)}" for label, count in enumerate(counts) if count)
     held = [env.class_name(label) for label, count in enumerate(counts) if count]
     if len(held) == len(counts):
         return "all"

@@ -70,7 +70,7 @@ def run(
                 so_far = f"{progress.rounds_made} of {environment.rounds} rounds"
                 raise Stopped(f"stopped after {so_far}; the same command resumes from them.") from None
         if folder is not None:
-            files = of_run(environment, chosen.name, result)
+            files = of_run(environment, chosen, result)
             described = {"method": chosen.name, "rules": described_rules([chosen])}
             written = folder.write(environment, files, **described, algorithm=chosen.algorithm, trial=trial)
             tracker.on_artifacts(written)

@@ -42,6 +42,7 @@ class Heterogeneity:
         divergence: δ_k by client.
         by_chance: What δ_k would be on average if the client were a fair sample.
         single_class: The class of each client that has no other, where the federation has several.
+        only_class: The one class that any training sample has, where the task has several; else None.
         mean_divergence: Σ_k (N_k/N) δ_k.
         size_ratio: max N_k / min N_k.
         epochs_ratio: The same of the mean epochs in a round.
@@ -71,6 +72,7 @@ class Heterogeneity:
     between_by_chance: float = 0.0
     by_chance: dict[str, float] = field(default_factory=dict)
     single_class: dict[str, str] = field(default_factory=dict)
+    only_class: str | None = None
 
     @classmethod
     def of(cls, env: Environment, data: FederatedData) -> "Heterogeneity":
@@ -94,6 +96,7 @@ class Heterogeneity:
         several = clients > 1 and data.classes > 1
         sole = [c for c in range(data.classes) if several and (counts[:, c] > 0).sum() == 1]
         alone = (counts > 0).sum(1) == 1 if several and (counts.sum(0) > 0).sum() > 1 else np.zeros(clients, dtype=bool)
+        found = np.flatnonzero(counts.sum(0))
         described = [_describe(data.task, targets) for targets in held]
         return cls(
             divergence=dict(zip(data.keys, divergence.tolist(), strict=True)),
@@ -109,6 +112,7 @@ class Heterogeneity:
             between=_between(held) if "mean" in described[0] else None,
             by_chance=dict(zip(data.keys, chance.tolist(), strict=True)),
             single_class={data.keys[k]: env.class_name(int(counts[k].argmax())) for k in np.flatnonzero(alone)},
+            only_class=env.class_name(int(found[0])) if data.classes > 1 and len(found) == 1 else None,
             between_by_chance=(clients - 1) / max(float(sizes.sum()) - 1, 1.0),
         )
 

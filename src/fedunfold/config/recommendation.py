@@ -55,6 +55,11 @@ def recommend(found: Heterogeneity) -> Recommendation:
     Returns:
         The verdict, with all that counts as its reasons.
     """
+    if found.only_class is not None:
+        reason = f"every training sample is of class {found.only_class}, so there is nothing to tell apart."
+        return Recommendation(
+            "unlikely", (reason,), ("check the labels: a model needs samples of at least two classes.",)
+        )
     if len(found.divergence) == 1:
         return Recommendation("unlikely", ("there is one client, so there is nothing to weigh.",))
     likely: list[str] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedunfold.config.schema import Environment
 from fedunfold.core.errors import InputError
 from fedunfold.core.registry import unknown
+from fedunfold.io.atomic import is_plain_file
 
 
 def bundled() -> tuple[str, ...]:
@@ -42,4 +43,6 @@ def environment(name_or_path: str | Path | Environment) -> Environment:
     if text in names:
         file = resources.files("fedunfold.config") / "presets" / f"{text}.toml"
         return Environment.parse(file.read_text(encoding="utf-8"), Path(f"{text}.toml"))
+    if is_plain_file(beside := Path(f"{text}.toml")):
+        raise InputError(f"unknown environment '{text}'; a file is named by its path: {beside}.")
     raise InputError(f"{unknown('environment', text, names)} A file of your own is named by a path that ends in .toml.")

@@ -1,4 +1,4 @@
-"""Small tables for results shown by themselves: plain text in a terminal, HTML in a notebook."""
+"""Small tables: plain text in a terminal, HTML in a notebook, Markdown in a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,3 +57,15 @@ class TextTable:
 def _aligned(column: int, shade: float = 0.0) -> str:
     colour = f"; background: rgba(0, 114, 178, {0.7 * shade:.2f})" if shade > 0 else ""
     return f' style="text-align: {"right" if column else "left"}{colour}"'
+
+
+def markdown_table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown, ending in a line break.
+
+    >>> print(markdown_table(("name", "n"), [("a|b", 1)]), end="")
+    | name | n |
+    | --- | --- |
+    | a\\|b | 1 |
+    """
+    lines = [[str(cell).replace("|", r"\|") for cell in line] for line in (heads, ["---"] * len(heads), *rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

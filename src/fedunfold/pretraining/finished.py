@@ -1,11 +1,12 @@
 """What pre-training leaves: the rule, with what it is for, and a card that says what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedunfold.core.algorithm import Absent, Algorithm
 from fedunfold.core.parts import SERVER_OPTIMIZERS
+from fedunfold.core.text_table import markdown_table
 from fedunfold.pretraining.learner import GAINS, MARGIN, Pretraining, Progress
 from fedunfold.rules.parametric import ParametricRule
 from fedunfold.version import VERSION
@@ -76,20 +77,20 @@ Points of test accuracy above FedAvg on {chosen.federations} federations drawn a
 the rule diverges its score is 0; those where FedAvg does are left out. The rule is the one that did best there, after
 step {chosen.step} of {len(progress.losses)}, so they flatter it a little.
 
-{_table(("on the federations drawn apart", "value"), measured)}
-{_table(("after step", *GAINS), path)}
+{markdown_table(("on the federations drawn apart", "value"), measured)}
+{markdown_table(("after step", *GAINS), path)}
 ## What it reads
 
 Each feature with the range in which the rule decides freely: what was met in validation, and {100 * MARGIN:.0f} % of
 its length more on either side.
 
-{_table(("feature", "of", "from", "to"), ranges)}
+{markdown_table(("feature", "of", "from", "to"), ranges)}
 ## What it was learned on
 
 Every federation is drawn anew from these; ranges are drawn uniformly in the logarithm.
 
-{_table(("distribution", "value"), _rows(distribution))}
-{_table(("setting", "value"), _rows(values))}
+{markdown_table(("distribution", "value"), _rows(distribution))}
+{markdown_table(("setting", "value"), _rows(values))}
 ## Limits
 
 - Beyond the federations above, small models on generated rows and pictures and on handwritten digits, nothing was
@@ -103,8 +104,3 @@ Every federation is drawn anew from these; ranges are drawn uniformly in the log
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     ranges = {name: " to ".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
     return [(name, ranges.get(name, str(value))) for name, value in values.items()]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

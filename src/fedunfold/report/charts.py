@@ -22,6 +22,8 @@ DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 RAMP = [[part / 3, f"var(--ramp-{part})"] for part in range(4)]
 FEW = 10
 WORST = 0.05  # of the scores, which may lie outside of a chart until a double click shows all
+ROOM = 0.08  # of a part of an axis, on either side
+LEAST_POINTS = 10.0
 MARKED = 40  # points of a line that still get a mark each
 
 
@@ -46,16 +48,18 @@ def scores(group: Group) -> Chart:
 def _later_rounds(group: Group) -> Chart:
     """The part of the axis where the scores after the first fifth of the rounds lie, but for the worst twentieth.
 
-    How methods differ is seen there, and not in how all of them begin.
+    How methods differ is seen there, and not in how all of them begin, nor in how far off `majority` is, which trains
+    nothing.
     """
-    each = [method.scores[:, method.scores.shape[1] // 5 :].ravel() for method in group.methods]
+    trained = [method for method in group.methods if not (method.is_reference and method.name == "majority")]
+    each = [method.scores[:, method.scores.shape[1] // 5 :].ravel() for method in trained or group.methods]
     values = np.concatenate(each)
     values = values[np.isfinite(values)]
     if not len(values):
         return {}
     greater = group.first.primary.greater_is_better
     low, high = np.quantile(values, [WORST, 1] if greater else [0, 1 - WORST]).tolist()
-    room = 0.08 * (high - low)
+    room = ROOM * (high - low)
     return {"range": [_rounded(low - room), _rounded(high + room)]} if room > 0 else {}
 
 
@@ -148,8 +152,21 @@ def before_and_after(
         "range": [-0.7, len(places) - 0.3],
     }
     if metric.is_percentage:
-        chart["layout"]["yaxis"] |= {"range": [-4, 104]}
+        together = after if before is None else np.concatenate([before, after])
+        chart["layout"]["yaxis"] |= {"range": _percentages(together)}
     return chart
+
+
+def _percentages(values: Floats) -> list[float | None]:
+    """The part of an axis where percentages lie, with room; at least 10 points, for less makes noise look large."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 100.0)
+    lacking = max(0.0, LEAST_POINTS - (high - low)) / 2
+    low, high = low - lacking, high + lacking
+    moved = min(0.0, 100 - high) - min(0.0, low)  # no room is spent on what no percentage is
+    low, high = low + moved, high + moved
+    room = ROOM * (high - low)
+    return [_rounded(low - room), _rounded(high + room)]
 
 
 def on_axis(metric: PrimaryMetric) -> str:

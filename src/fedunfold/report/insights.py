@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -151,8 +152,8 @@ def _few(method: LabelledMethod) -> str:
 
 
 def _classes(group: Group) -> Iterator[tuple[float, str]]:
-    """Who gains and who loses most, with the larger of the two as the effect: each class is taken to have an equal part
-    of the test set."""
+    """Who gains and who loses most, with the larger of the two as the effect, against the noise of the largest of all
+    classes: each is taken to have an equal part of the test set."""
     base, federation = group.baseline, group.first.federation
     rows = [federation.test_samples / federation.classes]
     for method in group.others:
@@ -171,9 +172,9 @@ def _classes(group: Group) -> Iterator[tuple[float, str]]:
         text += counted(losses, "loses", "lose")
         most = [(int(np.nanargmax(change)), "gains")] if gains else []
         most += [(int(np.nanargmin(change)), "loses")] if losses else []
-        paired = method.run is base.run
+        noise: dict[str, Any] = {"paired": method.run is base.run, "largest_of": int((~np.isnan(change)).sum())}
         effects = [
-            gain(method.class_accuracy[:, c], base.class_accuracy[:, c], ACCURACY, rows, paired=paired).effect
+            gain(method.class_accuracy[:, c], base.class_accuracy[:, c], ACCURACY, rows, **noise).effect
             for c, _ in most
         ]
         effect = 0.0 if method.is_reference else max(effects, default=0.0)

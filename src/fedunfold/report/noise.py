@@ -10,8 +10,7 @@ import numpy as np
 from fedunfold.core.task import PrimaryMetric, finite
 from fedunfold.runs.schema import Floats
 
-LEVEL = 0.975  # of both tails of a 95 % interval
-NORMAL = 1.959963984540054  # z_0.975
+TAIL = 0.025  # of a 95 % interval, on either side
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Gain:
     v is the variance of the difference of two accuracies on m rows, were their errors independent. The errors of two
     models on the same rows are alike, so that their difference varies less: the interval is rather too wide. With one
     trial the first part is not known. The second is known for accuracies alone, where the rows are counted. What is not
-    known is left out, and `covers` says so.
+    known is left out, and `covers` says so. Where the difference is the largest of several, 0.975 becomes
+    1 − 0.025/several (Bonferroni): chance alone makes the largest of many large.
 
     Attributes:
         value: d̄, positive where the first method is better; fractions in percent.
@@ -67,7 +67,13 @@ class Gain:
 
 
 def gain(
-    mine: Floats, theirs: Floats, primary: PrimaryMetric, rows: Sequence[int | float], *, paired: bool = True
+    mine: Floats,
+    theirs: Floats,
+    primary: PrimaryMetric,
+    rows: Sequence[int | float],
+    *,
+    paired: bool = True,
+    largest_of: int = 1,
 ) -> Gain:
     """How much better the first of two methods is, as the mean over some test sets.
 
@@ -80,11 +86,15 @@ def gain(
         rows: How many rows each test set has; 0 where that is not known.
         paired: Whether trial i of both drew the same. Else the variances s²/n of both are added, with the fewer degrees
             of freedom.
+        largest_of: Of how many differences it was picked as the largest; the interval covers all of them together.
 
     >>> found = gain(np.array([80.0, 82.0]), np.array([70.0, 74.0]), PrimaryMetric(), [100])
     >>> found.value, round(found.half, 2)  # d = 10 and 8, so s²/n = 1, and v = (0.81·0.19 + 0.72·0.28)/100
     (9.0, 17.26)
     """
+    from scipy.special import ndtri
+
+    level = 1 - TAIL / largest_of
     first, second = (values.reshape(len(values), -1) for values in (mine, theirs))
     known = ~(np.isnan(first).any(0) | np.isnan(second).any(0))
     first, second = first[:, known], second[:, known]
@@ -92,21 +102,21 @@ def gain(
         return Gain(math.nan, None, ())
     a, b = first.mean(1), second.mean(1)
     parts, covers = [], []
-    if (varies := _over_trials(a, b, paired)) is not None:
+    if (varies := _over_trials(a, b, paired, level)) is not None:
         parts.append(varies)
         covers.append("trials")
     sizes = np.asarray(rows, dtype=float)[known]
     if primary.is_accuracy and (sizes > 0).all():
         p, q = first.mean(0) / 100, second.mean(0) / 100
         v = float(((p * (1 - p) + q * (1 - q)) / sizes).sum()) / len(sizes) ** 2
-        parts.append((100 * NORMAL) ** 2 * v)
+        parts.append((100 * float(ndtri(level))) ** 2 * v)
         covers.append("test samples")
     value = primary.gain(float(a.mean()), over=float(b.mean()))
     return Gain(value, math.sqrt(sum(parts)) if parts else None, tuple(covers))
 
 
-def _over_trials(a: Floats, b: Floats, paired: bool) -> float | None:
-    """t²_{0.975, n−1} times the variance of the mean difference over trials; None where it is not known."""
+def _over_trials(a: Floats, b: Floats, paired: bool, level: float) -> float | None:
+    """t²_{level, n−1} times the variance of the mean difference over trials; None where it is not known."""
     from scipy.special import stdtrit
 
     n = min(len(a), len(b))
@@ -116,7 +126,7 @@ def _over_trials(a: Floats, b: Floats, paired: bool) -> float | None:
         variance = float((a - b).var(ddof=1)) / n
     else:
         variance = float(a.var(ddof=1)) / len(a) + float(b.var(ddof=1)) / len(b)
-    return float(stdtrit(n - 1, LEVEL)) ** 2 * variance
+    return float(stdtrit(n - 1, level)) ** 2 * variance
 
 
 def signed(primary: PrimaryMetric, value: float) -> str:

@@ -44,8 +44,8 @@ def outcome_table(groups: Sequence[Group]) -> Table | None:
     if not tested:
         return None
     metrics = {group.first.primary for group in tested}
-    others = [n for n in (tested[0].methods[0].metrics if len(metrics) == 1 else ()) if n != BALANCED]
-    others = [name for name in others if name != tested[0].first.primary.name]
+    hidden = {tested[0].first.primary.name} | (set() if tested[0].first.federation.classes == 2 else {BALANCED})
+    others = [name for name in (tested[0].methods[0].metrics if len(metrics) == 1 else ()) if name not in hidden]
     rows = [_outcome(method, group, len(groups) > 1, others) for group in tested for method in group.methods]
     score = f"test {tested[0].first.primary.label}" if len(metrics) == 1 else "test score"
     header = ("method", "trials", score, "difference", *map(words, others), "weakest class", "worst-served client")

@@ -26,11 +26,13 @@ class WorseOff:
         client: Its name.
         than: "fedavg" or "alone", where it loses more.
         loss: How much worse its score is, fractions in percent.
+        within_noise: Whether the 95 % interval of this loss has 0 in it.
     """
 
     client: str
     than: str
     loss: float
+    within_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Verdict:
         over_alone: What it gains over local training on what clients held out, as the mean of the clients; None where
             either is missing.
         fine_tuned_over_alone: The same of its models after every client has trained them further.
-        worse_off: Clients with a lower held-out score than under FedAvg or alone, the largest loss first; None where
-            nothing was held out, or nothing was run beside it.
+        worse_off: Clients with a lower held-out score than under FedAvg or alone, those beyond noise first, then the
+            largest loss; None where nothing was held out, or nothing was run beside it.
         learning_rounds: How many rounds of the federation its weights took to learn.
         sentence: All of it in words.
     """
@@ -151,18 +153,22 @@ def _served(best: LabelledMethod, mine: Floats | None, alone: LabelledMethod, gr
 def _worse_off(
     best: LabelledMethod, rivals: Sequence[tuple[str, LabelledMethod]], group: Group
 ) -> tuple[WorseOff, ...] | None:
-    """Clients in the order of what they lose, each with the larger of its losses."""
-    given = [(than, rival.held_out.mean(0)) for than, rival in rivals if rival.held_out is not None]
-    if best.held_out is None or not given:
+    """Clients that lose, each with the larger of its losses."""
+    tested = [(than, rival, rival.held_out) for than, rival in rivals if rival.held_out is not None]
+    if best.held_out is None or not tested:
         return None
-    primary, mine, found = group.first.primary, best.held_out.mean(0), []
-    for k, client in enumerate(group.first.clients):
-        losses = [(primary.gain(float(scores[k]), over=float(mine[k])), than) for than, scores in given]
-        losses = [(loss, than) for loss, than in losses if loss > NOTHING]
+    primary, found = group.first.primary, []
+    for k, client in enumerate(group.first.federation.clients):
+        losses = [
+            (gain(scores[:, k], best.held_out[:, k], primary, [client.held_out], paired=best.run is rival.run), than)
+            for than, rival, scores in tested
+        ]
+        losses = [(loss, than) for loss, than in losses if loss.value > NOTHING]
         if losses:
-            loss, than = max(losses)
-            found.append(WorseOff(client, than, loss))
-    return tuple(sorted(found, key=lambda worse: -worse.loss))
+            loss, than = max(losses, key=lambda each: each[0].value)
+            noise = loss.half is not None and not loss.is_known
+            found.append(WorseOff(group.first.clients[k], than, loss.value, noise))
+    return tuple(sorted(found, key=lambda worse: (worse.within_noise, -worse.loss)))
 
 
 # --- words -------------------------------------------------------------------------------------------------
@@ -217,15 +223,25 @@ def _for_whom(
     if best.held_out is None:
         yield "For whom it is worse is not known: clients held out nothing."
     elif worse:
-        named = [
-            f"{found.client} ({size(primary, found.loss)} worse than {WHERE[found.than]})"
-            for found in worse[:MOST_NAMED]
-        ]
-        if (more := len(worse) - MOST_NAMED) > 0:
-            named.append(f"{more} more")
-        yield f"Worse off on what they held out: {joined(named)}."
+        known, unsure = ([found for found in worse if found.within_noise is noise] for noise in (False, True))
+        lost = f"Worse off on what they held out: {_listed(known, primary)}" if known else ""
+        if not unsure:
+            yield f"{lost}."
+        elif known:
+            yield f"{lost}; within noise also {_listed(unsure, primary)}."
+        else:
+            yield f"For no client is it worse by more than noise; within noise for {_listed(unsure, primary)}."
     elif worse is not None:
         yield f"No client does worse on what it held out than {' or '.join(others)}."
+
+
+def _listed(worse: Sequence[WorseOff], primary: PrimaryMetric) -> str:
+    """Who loses how much, the first few by name."""
+    named = [
+        f"{found.client} ({size(primary, found.loss)} worse than {WHERE[found.than]})" for found in worse[:MOST_NAMED]
+    ]
+    more = len(worse) - MOST_NAMED
+    return joined([*named, f"{more} more"] if more > 0 else named)
 
 
 def _cost(best: LabelledMethod) -> str:

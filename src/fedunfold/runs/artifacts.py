@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from safetensors.torch import save as serialize
+from torch import nn
 
 from fedunfold import plotting
 from fedunfold.api import trained_module
@@ -18,10 +20,12 @@ from fedunfold.core.task import finite
 from fedunfold.fine_tuning import FineTuned
 from fedunfold.io.atomic import write_atomically
 from fedunfold.leave_out import LeftOut
-from fedunfold.pretraining.finished import card, finished_rule
+from fedunfold.pretraining.finished import card as rule_card
+from fedunfold.pretraining.finished import finished_rule
 from fedunfold.pretraining.learner import Pretraining, Progress
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.rules.rule_file import save_rule
+from fedunfold.runs.model_card import Site, model_card, sites_of
 from fedunfold.runs.schema import (
     CARD,
     CLIENT_SCORES,
@@ -37,6 +41,10 @@ from fedunfold.runs.schema import (
 from fedunfold.runs.trained_model import ModelRecord
 from fedunfold.tracking.scalars import iteration_records, round_record
 from fedunfold.training.comparison import Comparison
+from fedunfold.training.methods import Method
+
+if TYPE_CHECKING:
+    from fedunfold.engines.flower import RemoteFederation  # needs an extra
 
 Files = Mapping[str, Callable[[Path], object]]
 
@@ -51,21 +59,59 @@ def of_learning(learned: LearnedWeights) -> Files:
     }
 
 
-def of_run(environment: Environment, method: str, result: RunResult) -> Files:
-    """A line for each round, how well the final model serves each client, and the model.
+def of_run(environment: Environment, method: Method, result: RunResult) -> Files:
+    """A line for each round, how well the final model serves each client, and the model with its card.
 
     Args:
         environment: What was trained on.
-        method: The method's name.
+        method: How.
         result: What came out.
     """
-    state = trained_module(environment, result).state_dict()
-    model = serialize({name: tensor.contiguous() for name, tensor in state.items()})
+    record, module = ModelRecord.of(environment), trained_module(environment, result)
+    tested_on = f"the test set, {len(environment.load().y_test)} rows"
+    card = model_card(environment, method, result, record, module, sites_of(environment), tested_on)
     return {
-        METRICS: _lines_writer(_round_lines(method, 0, result)),
-        CLIENT_SCORES: _lines_writer(_client_lines(environment, method, [result])),
-        MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(model)),
-        MODEL_RECORD: text_writer(ModelRecord.of(environment).model_dump_json(indent=2) + "\n"),
+        METRICS: _lines_writer(_round_lines(method.name, 0, result)),
+        CLIENT_SCORES: _lines_writer(_client_lines(environment, method.name, [result])),
+        **of_model(record, module, card),
+    }
+
+
+def of_remote_run(
+    federation: "RemoteFederation", method: Method, result: RunResult, record: ModelRecord, tested_on: str
+) -> Files:
+    """The same model and card of a federation over Flower; the clients that hold out rows test the final model.
+
+    Args:
+        federation: The clients.
+        method: How the model was trained.
+        result: What came out.
+        record: What the model is.
+        tested_on: What the test rows are of.
+    """
+    sites = [
+        Site(client.client_id, client.num_examples, client.label_counts, federation.num_held_out[client.client_id])
+        for client in federation.clients
+    ]
+    result, module = replace(result, held_out=federation.held_out_scores(result.model)), federation.module(result.model)
+    tested = f"{tested_on}, {federation.num_test_rows} rows"
+    card = model_card(federation.environment, method, result, record, module, sites, tested)
+    return of_model(record, module, card)
+
+
+def of_model(record: ModelRecord, module: nn.Module, card: str) -> Files:
+    """A trained model: its parameters by name, what it is, and its card.
+
+    Args:
+        record: What it is.
+        module: The model.
+        card: Its card.
+    """
+    content = serialize({name: tensor.contiguous() for name, tensor in module.state_dict().items()})
+    return {
+        MODEL: lambda path: write_atomically(path, lambda temporary: temporary.write_bytes(content)),
+        MODEL_RECORD: text_writer(record.model_dump_json(indent=2) + "\n"),
+        CARD: text_writer(card),
     }
 
 
@@ -105,7 +151,7 @@ def of_pretraining(settings: Pretraining, progress: Progress) -> Files:
     return {
         RULE: partial(save_rule, finished_rule(settings, progress)),
         PRETRAINING: text_writer(tomli_w.dumps(described)),
-        CARD: text_writer(card(settings, progress)),
+        CARD: text_writer(rule_card(settings, progress)),
     }
 
 

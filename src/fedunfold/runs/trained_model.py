@@ -1,8 +1,8 @@
 """The model that a run trained: loaded in a fresh process without its data, and written in formats of others."""
 
 import io
-import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import field_validator
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
@@ -21,8 +22,8 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
 from fedunfold.core.settings import Count
 from fedunfold.core.task import Task
-from fedunfold.io.atomic import is_plain_file, read_text, write_atomically
-from fedunfold.io.limits import RECORD_BYTES
+from fedunfold.data.importers.recipe import is_recipe, read_recipe
+from fedunfold.io.atomic import is_plain_file, write_atomically
 from fedunfold.io.safetensors import UNREADABLE, read_tensors
 from fedunfold.runs.reader import DamagedRunError, parse_record, read_file
 from fedunfold.runs.schema import MODEL, MODEL_RECORD, Record
@@ -49,21 +50,41 @@ class ModelRecord(Record):
     class_names: tuple[str, ...] | None = None
     columns: dict[str, Any] | None = None
 
+    @field_validator("columns")
     @classmethod
-    def of(cls, environment: Environment) -> "ModelRecord":
-        """The record of an environment's own model."""
+    def _is_recipe(cls, columns: dict[str, Any] | None) -> dict[str, Any] | None:
+        if columns is not None and not is_recipe(columns):
+            raise ValueError("is no recipe")
+        return columns
+
+    @classmethod
+    def of(cls, environment: Environment, recipe: Path | None = None) -> "ModelRecord":
+        """The record of an environment's own model.
+
+        Args:
+            environment: The environment.
+            recipe: How a table's columns became features; by default the file that `env new` wrote beside the data,
+                where there is one.
+
+        Raises:
+            InputError: The recipe cannot be read, or makes other features than the model reads.
+        """
         data, file = environment.load(), environment.data_file
-        columns = None if file is None else file.with_suffix(".columns.json")
-        recipe = (
-            json.loads(read_text(columns, RECORD_BYTES)) if columns is not None and is_plain_file(columns) else None
-        )
-        return cls(
-            model=environment.model,
-            features=data.features,
-            task=data.task,
-            class_names=environment.class_names,
-            columns=recipe,
-        )
+        if recipe is None and file is not None and is_plain_file(beside := file.with_suffix(".columns.json")):
+            recipe = beside
+        columns = None if recipe is None else read_recipe(recipe)
+        if columns is not None and (made := len(columns["features"])) != math.prod(data.features):
+            raise InputError(
+                f"{recipe} makes {made} features, but the model reads rows of shape {list(data.features)}; name the "
+                "recipe that the data were made with."
+            )
+        names = environment.class_names or (columns and columns.get("classes")) or None
+        if names is not None and len(names) != data.task.num_groups:
+            raise InputError(
+                f"{recipe} names the classes {', '.join(map(str, names))}, but the task has {data.task.num_groups}; "
+                "name the recipe that the data were made with."
+            )
+        return cls(model=environment.model, features=data.features, task=data.task, class_names=names, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -174,7 +195,7 @@ def load_model(run: str | Path) -> nn.Module:
     >>> from fedunfold.runs.artifacts import of_run
     >>> env = fu.environment("digits-label-skew").replace(rounds=1)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name, write in of_run(env, "fedavg", fu.run(env)).items():
+    ...     for name, write in of_run(env, fu.method("fedavg"), fu.run(env)).items():
     ...         _ = write(Path(folder, name))
     ...     fu.load_model(folder)[-1]
     Linear(in_features=32, out_features=10, bias=True)

@@ -186,13 +186,16 @@ class Comparison:
     def other_metrics(self) -> dict[str, list[str]]:
         """What stands beside the primary metric in a table, by column: a text for each method.
 
-        The class that fares worst says more than the mean of the classes' accuracies and stands in its place.
+        Of several classes the one that fares worst says more than the mean of their accuracies and stands in its place;
+        of two there are both.
         """
         if not self.methods:
             return {}
         primary, columns = self.primary, {}
+        classes = len(self.methods[0].trials[0].evaluations[-1].class_accuracy)
+        hidden = (primary.name,) if classes == 2 else (primary.name, BALANCED)
         for name in self.methods[0].metrics:
-            if name not in (primary.name, BALANCED):
+            if name not in hidden:
                 values = [method.metrics.get(name) for method in self.methods]
                 shown = ["–" if value is None else primary.text(value, name) for value in values]
                 columns[words(name) + primary.brackets(name)] = shown

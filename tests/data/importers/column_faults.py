@@ -106,6 +106,28 @@ NUMBER_FAULTS = {
 }
 
 COLUMN_FAULTS = {
+    "postcodes of a few places": Case(
+        added("zip", lambda i: ("01067", "99084", "04109")[i % 3]),
+        finding=("leading-zeros", "column zip", "80 of 120", "basel.csv, line 2: '01067'", "each text is a feature"),
+        check=features("zip", "zip", "zip", *PLAIN),
+    ),
+    "many postcodes": Case(
+        added("zip", lambda i: f"{1000 + 977 * i:05d}"),
+        error=("column zip", "begin with a zero", "basel.csv, line 2: '01000'", "`drop`", "`id`", "`categorical`"),
+    ),
+    "many postcodes that are called categorical": Case(
+        added("zip", lambda i: f"{1000 + i % 30:05d}"),
+        options={"categorical": ["zip"]},
+        check=features(*["zip"] * 30, *PLAIN),
+    ),
+    "one number with a zero before it": Case(
+        cells("basel", 5, "age", "050"),
+        finding=("leading-zeros", "column age", "1 of 120", "basel.csv, line 5: '050'", "read as a number"),
+        check=features(*PLAIN),
+    ),
+    "fractions have a zero before the point": Case(
+        added("dose", lambda i: f"0.{i + 100}"), check=features("dose", *PLAIN)
+    ),
     "a constant column": Case(added("ward", lambda i: "icu"), finding=("constant", "column ward", "'icu'", "`drop`")),
     "a constant number": Case(added("dose", lambda i: "5"), finding=("constant", "column dose is 5", "`drop`")),
     "a number that is constant at one site": Case(

@@ -214,6 +214,8 @@ def test_a_stranger_is_not_waited_for_instead_of_a_client(caplog: pytest.LogCapt
         ),
         ({"client-id": "a", "label-counts": [3], "statistics": 2.5}, "statistics that are no whole numbers"),
         ({"client-id": "a", "label-counts": [3], "statistics": 10**9}, "more than the 1000000 statistics"),
+        ({"client-id": "a", "label-counts": [3], "statistics": 1, "held-out": -1}, "held-out that are no whole"),
+        ({"client-id": "a", "label-counts": [3], "statistics": 1, "held-out": 10**10}, "too many held-out samples"),
         ({"client-id": "a", "label-counts": [3], "statistics": 1}, "registers the task None"),
         ({"client-id": "a", "label-counts": [3], "statistics": 1, "task": "a\nb"}, "give its name and settings in one"),
     ],

@@ -7,6 +7,10 @@ The rule, over the filled cells of all clients:
 - Else it holds texts, each of which becomes a feature. That is reported where some are numbers, and an error where
   there are more than 20 different ones and they look like numbers, dates or ids.
 
+Whole numbers that are written with zeros before them, such as 01067, are codes, and the column holds texts; one with
+more than 20 different ones is an error, for it may be an id as well. A single such cell, or up to 1 %, is read as a
+number.
+
 A column that the user calls categorical holds texts, whatever they look like.
 """
 
@@ -37,6 +41,7 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 MEASURED = re.compile(r"[<>≤≥~±≈€$£]?\s*[+\-−–]?[.,]?\d.*")  # begins like a number: 63 years, <5, −4, 120/80
+LEADING_ZERO = r"0\d+"
 FORMS = {"separated": SEPARATED, "date": DATE, "measured": MEASURED}
 
 
@@ -62,6 +67,8 @@ class Scan:
         count: How many are no numbers.
         forms: Of those, how many have each of the `FORMS`, and the first one.
         different: The different values, up to one more than `FEW`.
+        whole: Whether all numbers among them are whole.
+        zeros: How many are whole numbers with a zero before them, and the first one; counted of whole numbers alone.
     """
 
     filled: int = 0
@@ -69,6 +76,8 @@ class Scan:
     count: int = 0
     forms: dict[str, tuple[int, Cell]] = field(default_factory=dict)
     different: set[str | float] = field(default_factory=set)
+    whole: bool = True
+    zeros: tuple[int, Cell | None] = (0, None)
 
     def add(self, cells: "Series", table: str) -> None:
         """Take note of some cells."""
@@ -76,6 +85,7 @@ class Scan:
         self.filled += int(numbers.notna().sum()) + len(others)
         self.count += len(others)
         self.others += [Cell(table, line, text) for line, text in others[:LISTED].items()][: LISTED - len(self.others)]
+        self.whole = self.whole and bool((numbers.dropna() % 1 == 0).all())
         different = others.value_counts(sort=False)  # in the order of their first cells
         if len(self.different) <= FEW:
             self.different.update(numbers.dropna().unique()[: FEW + 1].tolist(), different.index[: FEW + 1])
@@ -85,6 +95,21 @@ class Scan:
                 line = (others == found.index[0]).idxmax()
                 count, first = self.forms.get(form, (0, Cell(table, line, found.index[0])))
                 self.forms[form] = count + int(found.sum()), first
+
+    def add_zeros(self, cells: "Series", table: str) -> None:
+        """Take note of the same cells as texts, of which numbers have lost the zeros before them."""
+        if cells.dtype.kind in "iufb":  # of a source that has types: written as numbers
+            return
+        texts = cells.dropna().astype(str).str.strip()
+        found = texts[texts.str.fullmatch(LEADING_ZERO)]
+        if len(found):
+            count, first = self.zeros
+            self.zeros = count + len(found), first or Cell(table, found.index[0], found.iloc[0])
+
+    @property
+    def most_typos(self) -> float:
+        """So many cells may be written otherwise than the rest."""
+        return max(1, TYPOS * self.filled)
 
     def part(self, form: str) -> float:
         """The part of the filled cells that has a form."""
@@ -121,12 +146,23 @@ def column_kinds(tables: Sequence[Table], names: Sequence[str], categorical: Col
         InputError: A column is neither; the message says what to do about it.
     """
     scans = _scan(tables, names)
+    whole = [
+        name for name, scan in scans.items() if scan.whole and scan.filled > scan.count and name not in categorical
+    ]
+    for table in tables if whole else ():
+        for block in table.blocks(whole, whole):
+            for name in whole:
+                scans[name].add_zeros(block[name], table.name)
     texts: dict[str, str] = {}
     typos: set[str] = set()
     findings: list[Finding] = []
     for name, scan in scans.items():
         if name in categorical:
             texts[name] = str(scan.others[0]) if scan.others else tables[0].name
+            continue
+        findings += _codes(name, scan)
+        if scan.zeros[0] > scan.most_typos:
+            texts[name] = str(scan.zeros[1])
         elif not scan.count:
             continue
         elif scan.filled - scan.count >= NUMBERS * scan.filled:
@@ -150,12 +186,32 @@ def _scan(tables: Sequence[Table], names: Sequence[str]) -> dict[str, Scan]:
     return scans
 
 
+def _codes(name: str, scan: Scan) -> list[Finding]:
+    """Whole numbers with zeros before them; refuses those that may be ids."""
+    count, first = scan.zeros
+    if not count:
+        return []
+    begin = "begins with a zero" if count == 1 else "begin with a zero"
+    what = f"column {name}: {count} of {scan.filled} filled cells {begin} ({first})"
+    if count <= scan.most_typos:
+        return [Finding("leading-zeros", f"{what} and {_are(count)} read as a number; correct what is none.")]
+    remedy = "write them without it if they are numbers"
+    if len(scan.different) > FEW:
+        raise InputError(
+            f"{what}, as postcodes and ids do; `drop` the column, name it as `id`, name it in `categorical` if it "
+            f"holds categories, or {remedy}."
+        )
+    return [
+        Finding("leading-zeros", f"{what}, as codes do, so each text is a feature; {remedy}, or `drop` the column.")
+    ]
+
+
 def _typos(name: str, scan: Scan) -> Finding:
     """Cells that become missing; refuses more than a few, and numbers that are only written otherwise."""
     _refuse_separators(name, scan)
     listed = "; ".join(map(str, scan.others)) + ("; …" if scan.count > len(scan.others) else "")
     what = f"column {name}: {scan.count} of {scan.filled} filled cells {_are(scan.count)} no number ({listed})"
-    if scan.count > max(1, TYPOS * scan.filled):
+    if scan.count > scan.most_typos:
         raise InputError(f"{what}; correct or empty them, or name the column in `categorical` if it holds categories.")
     return Finding("no-number", f"{what} and {_are(scan.count)} taken for missing; correct or empty what is wrong.")
 

@@ -4,7 +4,9 @@ Computed here and not by scikit-learn's ColumnTransformer, which takes 6 to 13 t
 leaves a million timestamps unscaled because it takes them for constant.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from fedunfold.core.errors import InputError
 from fedunfold.data.importers.cells import read_rows
 from fedunfold.data.importers.csv import Table
+from fedunfold.io.atomic import read_text
+from fedunfold.io.limits import RECORD_BYTES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -80,6 +84,42 @@ def apply_recipe(recipe: Recipe, rows: "DataFrame") -> NDArray[np.float32]:
             else:
                 result[:, position] = (cells.fillna(entry["missing"]) - entry["mean"]) / entry["scale"]
     return result
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The file that `imported.write_recipe` wrote: under `features` an entry for each feature.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: It is none.
+    """
+    try:
+        found = json.loads(read_text(path, RECORD_BYTES))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); name the recipe of the data.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no recipe: it is not valid JSON ({error}).") from error
+    if not is_recipe(found):
+        raise InputError(f"{path} is no recipe; name the .columns.json that was written beside the data.")
+    recipe: dict[str, Any] = found
+    return recipe
+
+
+def is_recipe(found: object) -> bool:
+    """Whether a JSON value has under `features` an entry for each feature that `apply_recipe` can follow."""
+    entries = found.get("features") if isinstance(found, dict) else None
+    return isinstance(entries, list) and bool(entries) and all(map(_is_entry, entries))
+
+
+def _is_entry(entry: object) -> bool:
+    """Whether it says what a feature is of a column."""
+    if not (isinstance(entry, dict) and isinstance(entry.get("column"), str)):
+        return False
+    if "is" in entry or "gap" in entry:
+        return isinstance(entry.get("is", ""), str)
+    return all(isinstance(entry.get(name), int | float) for name in ("missing", "mean", "scale"))
 
 
 def encode_new_rows(table: Table, recipe: Recipe) -> tuple[NDArray[np.float32], list[str]]:

@@ -71,9 +71,17 @@ def client_from_environment(
     chosen = str(chosen)  # Flower reads client-id=2 as a number
     if chosen not in data.keys:
         raise InputError(f"client '{chosen}' is not in the environment; its clients are {', '.join(data.keys[:5])}.")
-    k = data.keys.index(chosen)
-    rows, build = slice(data.offsets[k], data.offsets[k + 1]), model or _default_model(env.model, data)
-    return LocalClient(chosen, take(in_memory(data.inputs), rows), data.y[rows], data.task, build, dtype)
+    inputs, y = _rows_of(data, chosen)
+    kept, build = env.load_held_out(), model or _default_model(env.model, data)
+    held_out = None if kept is None else _rows_of(kept, chosen)
+    return LocalClient(chosen, inputs, y, data.task, build, dtype, held_out if held_out and len(held_out[1]) else None)
+
+
+def _rows_of(data: FederatedData, client_id: str) -> tuple[Inputs, Tensor]:
+    """A client's samples and targets."""
+    k = data.keys.index(client_id)
+    rows = slice(data.offsets[k], data.offsets[k + 1])
+    return take(in_memory(data.inputs), rows), data.y[rows]
 
 
 def federation_from_environment(
@@ -125,6 +133,7 @@ class FederationConfig(Settings):
         clients_per_round: C, how many clients are sampled for a round; None for all.
         client_sampler: How they are sampled.
         seed: Of all randomness.
+        class_names: The classes in the order of their numbers.
     """
 
     client_ids: tuple[str, ...] = Field(min_length=1)
@@ -137,6 +146,7 @@ class FederationConfig(Settings):
     clients_per_round: Count | None = None
     client_sampler: SamplerName = "uniform"
     seed: Natural = 0
+    class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
 
 
 def client_from_npz(
@@ -145,6 +155,7 @@ def client_from_npz(
     config: FederationConfig,
     dtype: torch.dtype = torch.float32,
     *,
+    held_out: str | Path | None = None,
     model: ModelFactory | None = None,
 ) -> LocalClient:
     """The client whose samples are in a file.
@@ -155,16 +166,18 @@ def client_from_npz(
         client_id: Its name in the federation.
         config: The federation.
         dtype: The type of the models.
+        held_out: Another file, of samples that it does not train on but tests models on.
         model: Builds a fresh model; by default the federation's.
     """
     if client_id not in config.client_ids:
         raise InputError(f"client '{client_id}' is not one of this federation's: {', '.join(config.client_ids)}.")
     try:
         inputs, y = _samples(path, config.task)
+        kept = None if held_out is None else _samples(held_out, config.task)
         build = model or _default_model(config.model, _stand_in((client_id,), shapes_of(inputs), config.task))
     except InputError as error:
         raise InputError(f"client {client_id}: {error}") from error
-    return LocalClient(client_id, inputs, y, config.task, build, dtype)
+    return LocalClient(client_id, inputs, y, config.task, build, dtype, kept)
 
 
 def federation_from_config(
@@ -185,7 +198,7 @@ def federation_from_config(
         grid: Flower's grid.
         config: The federation.
         test: (x, y) to test models on, or an .npz as the clients have them, beside the server; without one, models are
-            tested by the clients, each on its own samples.
+            tested by the clients, each on what it holds out, or else on its own samples.
         server_data: The same of rows that a rule such as fedlaw reads at the server.
         model: Builds a fresh model, as at the clients; by default the federation's.
         dtype: The type of the models.

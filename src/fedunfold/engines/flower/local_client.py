@@ -27,6 +27,7 @@ from fedunfold.engines.flower.schema import (
     ClientReply,
     TrainInstruction,
     shapes_of,
+    shapes_text,
     task_text,
 )
 from fedunfold.engines.simulation import SimulatedFederation
@@ -43,6 +44,7 @@ class LocalClient:
         task: What the federation trains for; of a classification, all classes count, also those not held here.
         model: Builds a fresh model.
         dtype: The type of the models.
+        held_out: Samples and targets that it does not train on; where it has some, it tests models on these.
 
     >>> from torch import nn
     >>> from fedunfold.tasks import survival
@@ -57,12 +59,26 @@ class LocalClient:
     task: Task
     model: ModelFactory
     dtype: torch.dtype = torch.float32
+    held_out: tuple[Inputs, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        targets = self.task.check_targets(self.y.numpy(), f"y of client {self.client_id}")
-        object.__setattr__(self, "y", torch.from_numpy(targets))
-        if odd := [len(rows) for rows in tensors(self.inputs) if len(rows) != len(targets)]:
-            raise InputError(f"client {self.client_id} has {odd[0]} samples for {len(targets)} targets; give one each.")
+        object.__setattr__(self, "y", self._checked(self.inputs, self.y, f"client {self.client_id}"))
+        if self.held_out is not None:
+            inputs, y = self.held_out
+            whose = f"what client {self.client_id} holds out"
+            object.__setattr__(self, "held_out", (inputs, self._checked(inputs, y, whose)))
+            if shapes_of(inputs) != shapes_of(self.inputs):
+                raise InputError(
+                    f"{whose} has rows of shape {shapes_text(shapes_of(inputs))}, it trains on "
+                    f"{shapes_text(shapes_of(self.inputs))}; make them alike."
+                )
+
+    def _checked(self, inputs: Inputs, y: Tensor, whose: str) -> Tensor:
+        """Targets in the task's type, one for each sample."""
+        targets = self.task.check_targets(y.numpy(), f"y of {whose}")
+        if odd := [len(rows) for rows in tensors(inputs) if len(rows) != len(targets)]:
+            raise InputError(f"{whose} has {odd[0]} samples for {len(targets)} targets; give one each.")
+        return torch.from_numpy(targets)
 
     @torch.no_grad()
     def register(self) -> ClientDescription:
@@ -74,7 +90,12 @@ class LocalClient:
         statistics = self.task.statistics(self.task.check_outputs(outputs, first), first)
         counts: tuple[int, ...] = tuple(groups.tolist())
         return ClientDescription(
-            self.client_id, counts, task_text(self.task), shapes_of(self.inputs), num_statistics=len(statistics)
+            self.client_id,
+            counts,
+            task_text(self.task),
+            shapes_of(self.inputs),
+            num_statistics=len(statistics),
+            num_held_out=0 if self.held_out is None else len(self.held_out[1]),
         )
 
     def train(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
@@ -114,7 +135,7 @@ class LocalClient:
         return ClientReply({"inner_product": float(update @ _array(arrays, "adjoint").to(self.dtype))}, {})
 
     def evaluate(self, instruction: TrainInstruction, arrays: Arrays) -> ClientReply:
-        """The task's statistics and the mean loss of a model on this client's own samples."""
+        """The task's statistics and the mean loss of a model on what this client holds out, or else trains on."""
         federation, request = self._engine(instruction, arrays)
         statistics, loss = federation.statistics(request.model)
         return ClientReply({"loss": loss}, {"statistics": statistics})
@@ -122,7 +143,8 @@ class LocalClient:
     def _engine(self, instruction: TrainInstruction, arrays: Arrays) -> tuple[SimulatedFederation, TrainRequest]:
         model = _array(arrays, "model").to(self.dtype)
         rows = self.inputs, self.y
-        data = FederatedData((self.client_id,), *rows, (0, len(self.y)), *rows, self.task)
+        tested = self.held_out or rows
+        data = FederatedData((self.client_id,), *rows, (0, len(self.y)), *tested, self.task)
         probability = 1.0 if instruction.trains else 0.0
         env = Environment(
             name=self.client_id,

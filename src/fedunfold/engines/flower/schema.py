@@ -142,6 +142,8 @@ class ClientDescription:
         shapes: The shape of a sample.
         num_statistics: How many statistics it reports where it tests a model.
         own_training: Whether it trains by a function of its own, known by what it makes of a model alone.
+        num_held_out: How many samples it tests models on without training on them; 0 where it tests on those it trains
+            on.
     """
 
     client_id: str
@@ -150,11 +152,17 @@ class ClientDescription:
     shapes: Shapes = field(default_factory=dict)
     num_statistics: int = 0
     own_training: bool = False
+    num_held_out: int = 0
 
     @property
     def num_examples(self) -> int:
         """N_k."""
         return sum(self.label_counts)
+
+    @property
+    def num_tested(self) -> int:
+        """How many samples it tests models on."""
+        return self.num_held_out or self.num_examples
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,10 @@ class SecureFederation(RemoteFederation):
         replies = self._request("inner_products", request, client_ids, adjoints=adjoints)
         return {client_id: reply.metrics["inner_product"] for client_id, reply in replies.items()}
 
+    def held_out_scores(self, model: Tensor) -> dict[str, float]:
+        """None: how a model does at a single client is not shown."""
+        return {}
+
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
@@ -116,7 +120,7 @@ class SecureFederation(RemoteFederation):
 
     def _statistics(self, request: TrainRequest) -> tuple[Tensor, Mapping[str, ClientReply]]:
         # Sums over rows become sums of means, of the size that a secure sum has room for.
-        rows = int(self._num_examples.sum())
+        rows = sum(self._num_tested.values())
         terms, weights = dict.fromkeys(self._client_ids, STATISTICS), dict.fromkeys(self._client_ids, 1 / rows)
         found = self._sum(request, terms, weights=weights, length=self._num_statistics)
         return torch.from_numpy(found.total) * rows, found.replies

@@ -13,20 +13,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedunfold.config import Environment
 from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientInfo, ClientUpdates, TrainRequest
 from fedunfold.core.outcomes import Evaluation, OuterLossResult
-from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, seeded
+from fedunfold.core.params import ModelFactory, ParamLayout, flatten_model, load_model, seeded
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
 from fedunfold.core.server_data import ServerData
-from fedunfold.core.task import Task
 from fedunfold.engines.flower.control import LOST
 from fedunfold.engines.flower.failures import Failures
+from fedunfold.engines.flower.registrations import registered_clients
 from fedunfold.engines.flower.replies import ExpectedReply, expected_reply, merge_replies, sum_vectors
 from fedunfold.engines.flower.schema import (
     EXTRA,
@@ -36,8 +36,6 @@ from fedunfold.engines.flower.schema import (
     ClientReply,
     MessageType,
     TrainInstruction,
-    shapes_text,
-    task_text,
 )
 from fedunfold.engines.simulation.evaluation import evaluation_of
 from fedunfold.local import sgd
@@ -72,7 +70,7 @@ class RemoteFederation:
         environment: How they train (epochs, minibatches, learning rate, seed), how many are sampled for a round and,
             where absences are to be simulated, how likely each can be reached.
         model: Builds a fresh model.
-        evaluate: Tests models; where it is None the clients do, each on its own samples.
+        evaluate: Tests models; where it is None the clients do, each on what it holds out, or else on its own samples.
         dtype: The type of the models.
         server_data: Gives the rows that the server holds, as it meets them in a round.
 
@@ -82,6 +80,7 @@ class RemoteFederation:
         lr: η, the clients' learning rate.
         failures: What went wrong with clients so far.
         clients: All K clients.
+        num_held_out: How many samples each client tests models on without training on them, by its id.
         layout: What the entries of a model are.
         max_parallel_runs: 1; runs are carried out one after the other.
     """
@@ -104,10 +103,12 @@ class RemoteFederation:
         self.layout = ParamLayout.of(seeded(model, environment.seed, "shape"))
         self._transport, self._model, self._evaluate, self._dtype = transport, model, evaluate, dtype
         self._server_data = server_data
-        found = _registered_clients(transport, environment, self.task)
+        found = registered_clients(transport.registrations(), environment, self.task)
         self.clients: Sequence[ClientInfo] = [ClientInfo(d.client_id, d.num_examples, d.label_counts) for d in found]
+        self.num_held_out = {d.client_id: d.num_held_out for d in found}
         self._num_statistics = found[0].num_statistics
         self._own_training = [d.client_id for d in found if d.own_training]
+        self._num_tested = {d.client_id: d.num_tested for d in found}
         self._sizes = {client.client_id: client.num_examples for client in self.clients}
         self._client_ids, self._num_examples = tuple(self._sizes), np.array(list(self._sizes.values()))
         self._label_counts = torch.tensor([client.label_counts for client in self.clients])
@@ -149,6 +150,25 @@ class RemoteFederation:
             return self._evaluate(models)
         return [self._evaluate_by_clients(model) for model in models]
 
+    @property
+    def num_test_rows(self) -> int:
+        """How many rows models are tested on: those of the test set, or those that the clients test them on."""
+        return sum(self._num_tested.values()) if self._evaluate is None else len(self.environment.load().y_test)
+
+    def held_out_scores(self, model: Tensor) -> dict[str, float]:
+        """The primary metric of a model on what each client holds out, of those that do and answer; a fraction is not
+        in percent."""
+        asked = [client_id for client_id, rows in self.num_held_out.items() if rows]
+        replies = self._request("evaluate", TrainRequest("evaluation", 0, model, sgd()), asked) if asked else {}
+        found = {client_id: self.task.metrics(reply.arrays["statistics"]) for client_id, reply in replies.items()}
+        return {client_id: metrics[self.task.primary] for client_id, metrics in found.items()}
+
+    def module(self, model: Tensor) -> nn.Module:
+        """The module with the model w [d] in it, on the CPU, ready to predict."""
+        module = seeded(self._model, self.environment.seed, "shape")
+        load_model(module, model.cpu())
+        return module.eval()
+
     # --- one run -----------------------------------------------------------------------------------------
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
@@ -181,7 +201,7 @@ class RemoteFederation:
         statistics, replies = self._statistics(TrainRequest("evaluation", 0, model, sgd()))
         if not replies:
             return Evaluation(math.nan, math.nan)
-        sizes = [self._sizes[client_id] for client_id in replies]
+        sizes = [self._num_tested[client_id] for client_id in replies]
         loss = np.average([reply.metrics["loss"] for reply in replies.values()], weights=sizes)
         return evaluation_of(self.task, statistics, float(loss))
 
@@ -315,31 +335,3 @@ class RemoteFederation:
     def _warn_of_missing(self, request: TrainRequest, expected: Sequence[str], replies: Mapping[str, object]) -> None:
         if missing := [client_id for client_id in expected if client_id not in replies]:
             log.warning("round %d: the adjoint is computed without %s", request.round, ", ".join(missing))
-
-
-def _registered_clients(transport: Transport, environment: Environment, task: Task) -> list[ClientDescription]:
-    """The environment's clients as they described themselves: all have its task, and the same kind of data."""
-    found = {entry.client_id: entry for entry in transport.registrations()}
-    expected = [client.key for client in environment.clients]
-    if missing := [client_id for client_id in expected if client_id not in found]:
-        raise FederationError(f"client '{missing[0]}' has not registered; start it, or take it out of the environment.")
-    clients, text = [found[client_id] for client_id in expected], task_text(task)
-    first = clients[0]
-    for other in clients:
-        if other.task != text:
-            raise InputError(
-                f"client {other.client_id} has the task {other.task or '(none)'}, the server has {text}; "
-                "make them alike."
-            )
-        if other.shapes != first.shapes:
-            raise InputError(
-                f"client {other.client_id} has rows of shape {shapes_text(other.shapes)}, {first.client_id} has "
-                f"{shapes_text(first.shapes)}; make them alike."
-            )
-        counted = len(other.label_counts), other.num_statistics
-        if counted != (task.num_groups, first.num_statistics):
-            raise InputError(
-                f"client {other.client_id} has {counted[0]} classes and {counted[1]} statistics for the task {text}, "
-                f"where {task.num_groups} and {first.num_statistics} are expected; install the same version everywhere."
-            )
-    return clients

@@ -87,6 +87,8 @@ def description_config(description: ClientDescription) -> ConfigRecord:
         "statistics": description.num_statistics,
         "own-training": description.own_training,
     }
+    if description.num_held_out:
+        fields["held-out"] = description.num_held_out
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
     return ConfigRecord(fields)
 
@@ -111,13 +113,15 @@ def read_registration(record: RecordDict, name: str = CONFIG) -> ClientDescripti
     FEATURES.check(sum(map(math.prod, shapes.values())), f"client {name} registers too large samples: ")
     (statistics,) = _whole_numbers([config.get("statistics")], "statistics", name)
     STATISTICS.check(statistics, f"client {name} registers too many statistics: ")
+    (held_out,) = _whole_numbers([config.get("held-out", 0)], "held-out", name)
+    CLIENT_SAMPLES.check(held_out, f"client {name} registers too many held-out samples: ")
     task = config.get("task")
     if not (isinstance(task, str) and len(task) <= TASK_LENGTH and task.isprintable()):
         raise InputError(f"client {name} registers the task {shown(task)}; give its name and settings in one line.")
     own_training = config.get("own-training", False)
     if not isinstance(own_training, bool):
         raise InputError(f"client {name} registers {shown(own_training)} for own-training; give true or false.")
-    return ClientDescription(name, counts, task, shapes, statistics, own_training)
+    return ClientDescription(name, counts, task, shapes, statistics, own_training, held_out)
 
 
 def _whole_numbers(values: Any, field: str, client_id: str) -> tuple[int, ...]:
