@@ -15,6 +15,12 @@ def open_client(context: Context) -> LocalClient:
         return client_from_environment(bundled(str(config["environment"])), context, precision(config))
     if not {"client-id", "path"} <= node.keys():
         raise InputError("""node-config needs the client's id and data, as 'client-id="a" path="a.npz"'.""")
+    agreed = str(config["recipe-checksum"])
+    if agreed and str(node.get("recipe-checksum")) != agreed:
+        raise InputError(
+            f"client {node['client-id']}: its data were not made by the recipe of this run; apply that recipe to its "
+            "table, and start it with `fedunfold site start`."
+        )
     return client_from_npz(str(node["path"]), str(node["client-id"]), custom, precision(config))
 
 

@@ -34,11 +34,14 @@ class Document(Settings):
         """SHA-256 of its content, in hexadecimal digits."""
         return _checksum(self._content())
 
+    def document(self) -> dict[str, Any]:
+        """All that is in the file."""
+        content = self._content()
+        return {**content, "checksum": _checksum(content)}
+
     def text(self) -> str:
         """The file's text."""
-        content = self._content()
-        document = {**content, "checksum": _checksum(content)}
-        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(self.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def write(self, path: Path) -> None:
         """Write the file."""
@@ -61,7 +64,11 @@ class Document(Settings):
             raise explain(error, f"{path}: ") from error
 
     def _content(self) -> dict[str, Any]:
-        return {"kind": self.kind, "version": VERSION, **self.model_dump(mode="json")}
+        return {
+            "kind": self.kind,
+            "version": VERSION,
+            **self.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        }
 
 
 def read_content(path: Path, kind: str, made_by: str) -> dict[str, Any]:
