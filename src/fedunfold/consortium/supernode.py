@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sysconfig
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,8 +39,8 @@ MARKS = {
     CONNECTED: "",
     WAITING: "",
     "[code: 2004]": (
-        "the SuperLink has no such public key, and the coordinator is to register it, or it has this site as connected "
-        "still, which takes a minute to pass"
+        "either the coordinator has not registered the site's public key, or the SuperLink still takes the site for "
+        "connected, which ends within a minute"
     ),
     "CERTIFICATE_VERIFY_FAILED": "the authority of the root certificate has not signed the SuperLink's certificate",
     "WRONG_VERSION_NUMBER": "the SuperLink there was started without TLS",
@@ -142,7 +142,7 @@ class SuperNode:
                         f"{self.superlink} does not answer yet; {self.site} tries again until it does. Ctrl-C stops it."
                     )
 
-        environment = os.environ | QUIET | {"PATH": f"{Path(self.command[0]).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = os.environ | QUIET | {"PATH": _path_with(Path(self.command[0]).parent)}
         with _ended_by_sigterm():
             process = subprocess.Popen(
                 self.command,
@@ -208,11 +208,18 @@ def _check_address(address: str) -> None:
 
 def _program() -> str:
     """Flower's program that is installed beside this Python, or found in the PATH."""
-    beside = Path(sysconfig.get_path("scripts"), PROGRAM)
+    beside = Path(sys.executable).parent / PROGRAM
     found = str(beside) if beside.exists() else shutil.which(PROGRAM)
     if found is None:
         raise InputError("running a SuperNode needs Flower; install it with: pip install 'fedunfold[flower]'")
     return found
+
+
+def _path_with(folder: Path) -> str:
+    """The PATH with a folder in it, where the SuperNode finds Flower's other programs."""
+    path = os.environ.get("PATH", os.defpath)
+    known = any(Path(entry).resolve() == folder.resolve() for entry in path.split(os.pathsep))
+    return path if known else f"{folder}{os.pathsep}{path}"
 
 
 def _free_port(host: str) -> int:
