@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from fedunfold.consortium.documents import Document
 from fedunfold.consortium.roster import Roster, RosterSite, load_public_key, load_roster
 from fedunfold.core.errors import InputError
+from tests.consortium.keys import SSH, private_key, public_text, write_keys
 
-SSH = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
 PEM = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
 
 
@@ -23,36 +23,26 @@ class OnlyRoster(Document):
     roster: Roster
 
 
-def public(curve: ec.EllipticCurve | None = None) -> ec.EllipticCurvePublicKey:
-    return ec.generate_private_key(curve or ec.SECP384R1()).public_key()
-
-
-def text(key: ec.EllipticCurvePublicKey) -> str:
-    return key.public_bytes(*SSH).decode()
-
-
 def roster(*names: str) -> Roster:
-    return Roster(sites=tuple(RosterSite(name=name, public_key=text(public())) for name in names))
+    return Roster(sites=tuple(RosterSite(name=name, public_key=public_text()) for name in names))
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
 def test_a_key_is_the_same_in_both_formats_and_without_its_comment(curve: ec.EllipticCurve, tmp_path: Path) -> None:
-    key = public(curve)
-    for name, content in (("a", text(key) + " me@here\n"), ("b", key.public_bytes(*PEM).decode())):
+    key = private_key(curve).public_key()
+    for name, content in (("a", public_text(key) + " me@here\n"), ("b", key.public_bytes(*PEM).decode())):
         (tmp_path / name).write_text(content)
-        assert load_public_key(tmp_path / name) == text(key)
-    assert RosterSite(name="a", public_key=text(key)).key() == key
+        assert load_public_key(tmp_path / name) == public_text(key)
+    assert RosterSite(name="a", public_key=public_text(key)).key() == key
 
 
 def test_other_keys_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
-    private = ec.generate_private_key(ec.SECP384R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    write_keys(tmp_path, "own")
     for content, message in (
-        (private.decode(), "is a private key, which must never leave its site"),
+        ((tmp_path / "own").read_text(), "is a private key, which must never leave its site"),
         (ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(*SSH).decode(), "is no EC public key"),
-        (public(ec.SECP256K1()).public_bytes(*PEM).decode(), "is no EC public key"),
+        (private_key(ec.SECP256K1()).public_key().public_bytes(*PEM).decode(), "is no EC public key"),
         ("nothing", "is no EC public key"),
         ("x" * 20000, "is more than the 16384 bytes of a key file"),
     ):
@@ -77,7 +67,7 @@ def test_the_roster_is_read_from_the_recipe(tmp_path: Path) -> None:
 def test_two_sites_of_one_name_or_key_are_refused() -> None:
     with pytest.raises(InputError, match="sites a and a have the same name"):
         roster("a", "b", "a")
-    key = text(public())
+    key = public_text()
     with pytest.raises(InputError, match="sites a and b have the same public key"):
         Roster(sites=(RosterSite(name="a", public_key=key), RosterSite(name="b", public_key=key)))
     with pytest.raises(InputError, match="letters, digits"):

@@ -131,16 +131,18 @@ class SuperNode:
         found: list[str] = []
 
         def follow(lines: IO[str]) -> None:
-            for line in lines:
-                show(line.rstrip("\n"))
-                found.extend(mark for mark in MARKS if mark in line and mark not in found)
-                if CONNECTED in line:
-                    say(f"{self.site} is connected to {self.superlink}; Ctrl-C stops it.")
-                elif WAITING in line and found == [WAITING]:
-                    found.append("")  # said once
-                    say(
-                        f"{self.superlink} does not answer yet; {self.site} tries again until it does. Ctrl-C stops it."
-                    )
+            with lines:
+                for line in lines:
+                    show(line.rstrip("\n"))
+                    found.extend(mark for mark in MARKS if mark in line and mark not in found)
+                    note(line)
+
+        def note(line: str) -> None:
+            if CONNECTED in line:
+                say(f"{self.site} is connected to {self.superlink}; Ctrl-C stops it.")
+            elif WAITING in line and found == [WAITING]:
+                found.append("")  # said once
+                say(f"{self.superlink} does not answer yet; {self.site} tries again until it does. Ctrl-C stops it.")
 
         environment = os.environ | QUIET | {"PATH": _path_with(Path(self.command[0]).parent)}
         with _ended_by_sigterm():
