@@ -84,7 +84,7 @@ class Afternoon:
         self.processes.enter_context(stopped(process))
         return process
 
-    def type(self, line: str, folder: Path) -> str:
+    def enter(self, folder: Path, line: str) -> str:
         """One line of the page in a folder; gives what it printed."""
         line = self.on_loopback(line)
         if line.startswith("flower-superlink"):
@@ -131,7 +131,7 @@ def beginning(words: str) -> list[str]:
 def at_hospitals(afternoon: Afternoon, words: str) -> dict[str, str]:
     """One of the page's lines, typed at every hospital under its own name; gives what each printed."""
     (line,) = beginning(words)
-    return {site: afternoon.type(line.replace(AT_HOSPITAL, site), afternoon.site(site)) for site in SITES}
+    return {site: afternoon.enter(afternoon.site(site), line.replace(AT_HOSPITAL, site)) for site in SITES}
 
 
 def test_five_spreadsheets_become_a_model_at_a_coordinator_who_sees_no_row(afternoon: Afternoon) -> None:
@@ -140,7 +140,7 @@ def test_five_spreadsheets_become_a_model_at_a_coordinator_who_sees_no_row(after
         afternoon.site(site).mkdir()
         hospitals.write(afternoon.site(site) / f"{site}.csv", rows, hospitals.SEPARATORS[site])
     for line in beginning("openssl"):
-        afternoon.type(line, afternoon.coordinator)
+        afternoon.enter(afternoon.coordinator, line)
     at_hospitals(afternoon, "ssh-keygen")
     printed = at_hospitals(afternoon, "fedunfold site describe")
     for site, rows in tables.items():
@@ -148,7 +148,7 @@ def test_five_spreadsheets_become_a_model_at_a_coordinator_who_sees_no_row(after
         check_what_leaves(description, printed[site], rows)
         shutil.copy(description, afternoon.coordinator / "descriptions")
         shutil.copy(afternoon.coordinator / "ca.crt", afternoon.site(site))
-    agreed = afternoon.type(*beginning("fedunfold site agree"), afternoon.coordinator)
+    agreed = afternoon.enter(afternoon.coordinator, *beginning("fedunfold site agree"))
     assert "column mean area: hospital-c has no cell of it" in agreed
     assert "column side: hospital-d has no cell of it" in agreed
     assert "hospital-e has rarer texts too" in agreed
@@ -157,16 +157,16 @@ def test_five_spreadsheets_become_a_model_at_a_coordinator_who_sees_no_row(after
         shutil.copy(afternoon.coordinator / "recipe.json", afternoon.site(site))
     applied = at_hospitals(afternoon, "fedunfold site apply")
     assert "2 cells have a text that the recipe does not list" in applied["hospital-e"]
-    afternoon.type(*beginning("flower-superlink"), afternoon.coordinator)
+    afternoon.enter(afternoon.coordinator, *beginning("flower-superlink"))
     (afternoon.home / "config.toml").write_text(
         afternoon.on_loopback(CONNECTION).replace("ca.crt", str(afternoon.coordinator / "ca.crt"))
     )
-    afternoon.type(*beginning("for"), afternoon.coordinator)
+    afternoon.enter(afternoon.coordinator, *beginning("for"))
     at_hospitals(afternoon, "fedunfold site start")
     complete_settings(afternoon.coordinator / "recipe.toml")
     wait_until_connected(afternoon)
     (run,) = beginning("flwr run")
-    said = afternoon.type(run.replace("examples/flower", str(APP)), afternoon.coordinator)
+    said = afternoon.enter(afternoon.coordinator, run.replace("examples/flower", str(APP)))
     report = json.loads((afternoon.coordinator / "runs" / "consortium" / "report.json").read_text())
     assert report["clients"] == list(SITES), said
     assert np.array(report["runs"]["size"]["participated"]).all()
@@ -250,7 +250,7 @@ def predicted_by_name(afternoon: Afternoon, new: hospitals.Table) -> None:
         save_model(afternoon.coordinator, model)
     hospitals.write(afternoon.coordinator / "new-patients.csv", new, ";")
     for line in (*beginning("fedunfold predict"), *beginning("fedunfold export")):
-        afternoon.type(line, afternoon.coordinator)
+        afternoon.enter(afternoon.coordinator, line)
     rows = list(csv.DictReader((afternoon.coordinator / "predictions.csv").read_text().splitlines()))
     assert [row["patient"] for row in rows] == [row["patient"] for row in new]
     assert np.mean([row["prediction"] == own[LABEL] for row, own in zip(rows, new, strict=True)]) > 0.8

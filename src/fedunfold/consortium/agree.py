@@ -49,6 +49,24 @@ def agree(
 
     Raises:
         InputError: Two descriptions contradict each other; the message names sites and column.
+
+    >>> from cryptography.hazmat.primitives import serialization
+    >>> from cryptography.hazmat.primitives.asymmetric import ec
+    >>> from fedunfold.consortium.description import LabelDescription
+    >>> from fedunfold.consortium.moments import Moments
+    >>> from fedunfold.consortium.roster import RosterSite
+    >>> openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    >>> def told(name, total):
+    ...     key = ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(*openssh).decode()
+    ...     age = ColumnDescription(
+    ...         name="age", kind="number", missing=0, moments=Moments(count=8, sum=total, squares=392)
+    ...     )
+    ...     label = LabelDescription(name="ill", kind="classes", classes=("no", "yes"))
+    ...     how = dict(rows=10, training_rows=8, test_fraction=0.2, seed=0, min_patients=5)
+    ...     return Description(site=RosterSite(name=name, public_key=key), label=label, columns=(age,), **how)
+    >>> recipe, notes = agree([told("a", 480.0), told("b", 400.0)], "ill")  # means 60 and 50, so 49 + 25 = 74
+    >>> recipe.columns()["features"]
+    [{'column': 'age', 'missing': 55.0, 'mean': 55.0, 'scale': 8.602325267042627}]
     """
     if len(descriptions) < 2:
         raise InputError("a consortium has two sites or more; give a description of each.")

@@ -1,18 +1,29 @@
 """What a site tells of its table: never a row, and of few patients nothing."""
 
+import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedunfold.consortium.documents import Document
 from fedunfold.consortium.moments import Moments
 from fedunfold.consortium.roster import RosterSite
 from fedunfold.core.errors import InputError
-from fedunfold.core.settings import Count, Natural, Settings, Share
+from fedunfold.core.settings import Count, Natural, Settings, Share, shown
 
 Kind = Literal["number", "category", "empty"]
 LONGEST = 1000  # characters of a column's name or of a category
+
+
+def _without_control(text: str) -> str:
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise ValueError(f"must be one line without control characters, got {shown(text)}")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST), AfterValidator(_without_control)]
+"""What comes from a site's table and is shown at the coordinator."""
 
 
 class ColumnDescription(Settings):
@@ -28,12 +39,12 @@ class ColumnDescription(Settings):
         others: Whether there are more texts, which are not told.
     """
 
-    name: str = Field(min_length=1, max_length=LONGEST)
+    name: Text
     kind: Kind
     missing: Share
     moments: Moments | None = None
     range: tuple[float, float] | None = None
-    categories: tuple[str, ...] = ()
+    categories: tuple[Text, ...] = ()
     others: bool = False
 
 
@@ -49,9 +60,9 @@ class LabelDescription(Settings):
         moments: Of the training rows' numbers.
     """
 
-    name: str = Field(min_length=1, max_length=LONGEST)
+    name: Text
     kind: Literal["classes", "number"]
-    classes: tuple[str, ...] = ()
+    classes: tuple[Text, ...] = ()
     others: bool = False
     categorical: bool = False
     moments: Moments | None = None
@@ -82,7 +93,7 @@ class Description(Document):
     seed: Natural
     min_patients: Count
     label: LabelDescription
-    id: str | None = Field(default=None, max_length=LONGEST)
+    id: Text | None = None
     columns: tuple[ColumnDescription, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fedunfold.config.fields import Key, TaskField
-from fedunfold.consortium.description import LONGEST
+from fedunfold.consortium.description import Text
 from fedunfold.consortium.documents import Document
 from fedunfold.consortium.roster import AGREE, RECIPE, Roster
 from fedunfold.core.errors import InputError
@@ -20,14 +20,14 @@ class CategoryFeature(Settings):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    column: str = Field(min_length=1, max_length=LONGEST)
-    text: str = Field(alias="is")
+    column: Text
+    text: Text = Field(alias="is")
 
 
 class NumberFeature(Settings):
     """(x − mean)/scale, with gaps filled by `missing`."""
 
-    column: str = Field(min_length=1, max_length=LONGEST)
+    column: Text
     missing: float
     mean: float
     scale: float = Field(gt=0)
@@ -36,7 +36,7 @@ class NumberFeature(Settings):
 class GapFeature(Settings):
     """1 where a cell is missing, else 0."""
 
-    column: str = Field(min_length=1, max_length=LONGEST)
+    column: Text
     gap: Literal[True]
 
 
@@ -68,16 +68,16 @@ class SiteRecipe(Document):
     made_by: ClassVar[str] = AGREE
 
     roster: Roster
-    label: str = Field(min_length=1, max_length=LONGEST)
+    label: Text
     task: TaskField
-    classes: tuple[str, ...] = ()
+    classes: tuple[Text, ...] = ()
     target: Target | None = None
-    id: str | None = Field(default=None, max_length=LONGEST)
+    id: Text | None = None
     test_fraction: float = Field(gt=0, lt=1)
     seed: Natural
     features: tuple[CategoryFeature | NumberFeature | GapFeature, ...] = Field(min_length=1)
-    ranges: Mapping[str, tuple[float, float]] = {}
-    missing_at: Mapping[str, tuple[Key, ...]] = {}
+    ranges: Mapping[Text, tuple[float, float]] = {}
+    missing_at: Mapping[Text, tuple[Key, ...]] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
