@@ -58,7 +58,7 @@ def standing_in(program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_command_has_tls_the_key_and_the_data(node: Made, tmp_path: Path) -> None:
-    command = node(host="127.0.0.2", secure_aggregation=True).command
+    command = node(host="127.0.0.2", secure_aggregation=True, node_config="min-members=3").command
     options = dict(zip(command[1::2], command[2::2], strict=True))
     assert Path(command[0]).name == "flower-supernode"
     assert options["--superlink"] == "link:9092"
@@ -69,7 +69,8 @@ def test_the_command_has_tls_the_key_and_the_data(node: Made, tmp_path: Path) ->
     config = options["--node-config"]
     assert f'client-id="basel" path="{tmp_path / "basel.npz"}"' in config
     assert f'held-out="{tmp_path / "basel.held-out.npz"}"' in config
-    assert config.endswith("secure-aggregation=true")
+    assert f'roster="{tmp_path / "recipe.json"}" signing-key="{tmp_path / "basel"}" secure-aggregation=true' in config
+    assert config.endswith("min-members=3")
     assert "secure-aggregation" not in " ".join(node().command)
 
 
@@ -91,6 +92,7 @@ def test_what_cannot_work_is_said_before(node: Made) -> None:
         ({"recipe_file": "none.json"}, "none.json cannot be read"),
         ({"data": "none.npz"}, "none.npz does not exist"),
         ({"data": 'with space and ".npz'}, "Flower takes no quotes"),
+        ({"node_config": 'path="elsewhere.npz"'}, "`node_config`: path is set by the recipe"),
         ({"host": "203.0.113.1"}, "203.0.113.1 is no address of this machine"),
     ):
         with pytest.raises(InputError, match=message):

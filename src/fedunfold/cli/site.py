@@ -221,6 +221,7 @@ def start(
     host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
     secure_aggregation: Annotated[bool, typer.Option("--secure-aggregation")] = False,
+    node_config: Annotated[str, typer.Option(metavar="NAME=VALUE …")] = "",
 ) -> None:
     """At a hospital: run its SuperNode on its arrays until Ctrl-C, over TLS and under its key.
 
@@ -235,6 +236,7 @@ def start(
         host: Where the SuperNode's own processes reach it, on this machine.
         port: The same; one that is free.
         secure_aggregation: Show no update of its own: take part in secure sums alone.
+        node_config: Other settings of this node for the app.
     """
     from fedunfold.consortium.supernode import SuperNode
 
@@ -247,6 +249,7 @@ def start(
         host=host,
         port=port,
         secure_aggregation=secure_aggregation,
+        node_config=node_config,
     )
     try:
         node.run(console.say, lambda line: typer.echo(line, err=True))

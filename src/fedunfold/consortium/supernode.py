@@ -5,6 +5,7 @@ those that tell how it stands with the SuperLink are said in plain words too.
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -78,6 +79,7 @@ class SuperNode:
         host: str = LOOPBACK,
         port: int | None = None,
         secure_aggregation: bool = False,
+        node_config: str = "",
     ) -> "SuperNode":
         """Check everything that can be checked beforehand.
 
@@ -89,7 +91,9 @@ class SuperNode:
             private_key: The site's, whose public half is in the roster; it never leaves this machine.
             host: Where the SuperNode's own processes reach it, on this machine.
             port: The same; by default one that is free.
-            secure_aggregation: Whether to take part in sums alone, whatever a run requests.
+            secure_aggregation: Whether to take part in sums alone, whatever a run requests; the app is told where the
+                roster is and the key to sign by.
+            node_config: Other settings of this node for the app, as `name=value name="text"`.
 
         Raises:
             InputError: A file is missing, of another recipe, or of another site.
@@ -108,12 +112,16 @@ class SuperNode:
         if is_plain_file(held_out_file(data)):
             check_site_file(held_out_file(data), recipe, recipe_file)
             config["held-out"] = str(held_out_file(data).resolve())
+        if secure_aggregation:
+            config |= {"roster": str(recipe_file.resolve()), "signing-key": str(private_key.resolve())}
         for value in config.values():
             if set('"\\') & set(value):
                 raise InputError(f"{value}: Flower takes no quotes or backslashes in the name of a file; rename it.")
         listed = " ".join(f'{name}="{value}"' for name, value in config.items())
-        if secure_aggregation:
-            listed += " secure-aggregation=true"
+        listed += " secure-aggregation=true" if secure_aggregation else ""
+        if taken := [name for name in (*config, "secure-aggregation") if re.search(rf"(^|\s){name}=", node_config)]:
+            raise InputError(f"`node_config`: {taken[0]} is set by the recipe and the other arguments; leave it out.")
+        listed += f" {node_config}" if node_config else ""
         where = ("--host", host, "--port", str(_free_port(host) if port is None else port))
         secure = ("--root-certificates", str(root_certificates), "--auth-supernode-private-key", str(private_key))
         return cls(site, superlink, (_program(), "--superlink", superlink, *secure, *where, "--node-config", listed))
