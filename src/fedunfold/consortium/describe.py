@@ -82,19 +82,6 @@ def describe(
     if target.kind == "number":
         numbers = read_targets(rows, (label,), table.name, Regression())[train, 0].astype(np.float64)
         target = target.model_copy(update={"moments": Moments.of(numbers) if len(numbers) >= min_patients else None})
-    columns = []
-    for name in names:
-        cells, missing = rows[name], float(rows[name].isna().mean())
-        if name in empty:
-            columns.append(ColumnDescription(name=name, kind="empty", missing=1.0))
-        elif texts[name]:
-            listed, others = _frequent(cells, min_patients)
-            categories = ColumnDescription(
-                name=name, kind="category", missing=missing, categories=listed, others=others
-            )
-            columns.append(categories)
-        else:
-            columns.append(_numbers(name, cells, train, missing, min_patients, ranges))
     description = Description(
         site=site,
         rows=len(rows),
@@ -104,7 +91,7 @@ def describe(
         min_patients=min_patients,
         label=target,
         id=id,
-        columns=tuple(columns),
+        columns=tuple(_column(name, rows[name], texts.get(name), train, min_patients, ranges) for name in names),
     )
     findings = [
         *kinds.findings,
@@ -137,10 +124,18 @@ def _label(
     return target, y, classes.names
 
 
-def _numbers(
-    name: str, cells: "Series", train: np.ndarray, missing: float, min_patients: int, ranges: bool
+def _column(
+    name: str, cells: "Series", texts: Sequence[str] | None, train: np.ndarray, min_patients: int, ranges: bool
 ) -> ColumnDescription:
-    """A column of numbers; of few cells nothing, for their sums would tell them."""
+    """A column that is empty, or has texts or numbers; of few cells nothing is told, for sums would tell them."""
+    missing = float(cells.isna().mean())
+    if texts is None:
+        return ColumnDescription(name=name, kind="empty", missing=missing)
+    if texts:
+        counts = cells.value_counts()
+        listed = tuple(text for text in texts if counts[text] >= min_patients)
+        others = len(listed) < len(texts)
+        return ColumnDescription(name=name, kind="category", missing=missing, categories=listed, others=others)
     filled, trained = cells.dropna().to_numpy(), cells[train].dropna().to_numpy()
     refuse_large(name, np.abs(filled).max())
     enough = len(trained) >= min_patients
@@ -151,10 +146,3 @@ def _numbers(
         moments=Moments.of(trained) if enough else None,
         range=rounded_range(filled) if enough and ranges else None,
     )
-
-
-def _frequent(cells: "Series", min_patients: int) -> tuple[tuple[str, ...], bool]:
-    """The texts of enough rows, and whether there are others."""
-    counts = cells.value_counts()
-    listed = tuple(sorted(counts.index[counts >= min_patients]))
-    return listed, len(listed) < len(counts)
