@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 PAGE = (ROOT / "docs" / "consortium.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^    ((?:fedunfold|openssl|ssh-keygen|flwr|flower-superlink|for) .*)$", PAGE, re.MULTILINE)
 CONNECTION, TRAINING = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-ROUNDS = 4
+ROUNDS = 3
 AT_HOSPITAL = "hospital-a"
 
 
