@@ -226,7 +226,7 @@ def complete_settings(file: Path) -> None:
 
 
 def wait_until_connected(afternoon: Afternoon) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while missing := [site for site in SITES if "is connected to" not in afternoon.log(site)]:
         assert time.monotonic() < deadline, afternoon.log(missing[0])
         time.sleep(0.1)
