@@ -44,7 +44,10 @@ ONLY_READ = {
     "learn digits-label-skew --device cuda": "needs a GPU",
     "compare mnist-2": "needs MNIST and a GPU",
 }
-OWN_TEST = {"docs/custom-data.md": "tests/docs/test_custom_data_page.py, beside the files it needs"}
+OWN_TEST = {
+    "docs/custom-data.md": "tests/docs/test_custom_data_page.py, beside the files it needs",
+    "docs/consortium.md": "tests/consortium/test_page.py, with a SuperLink and five hospitals",
+}
 MINE = ("fedunfold env show digits-flaky > mine.toml", "fedunfold learn mine.toml --out runs/mine")
 GIVEN = {"docs/resuming.md": MINE, "docs/robustness.md": MINE}
 """What a page takes for granted."""

@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower import LocalClient, client_app, client_from_environment, client_from_npz
-from fedunfold_app.settings import bundled, federation_config, precision
+from fedunfold_app.settings import bundled, check_recipe, federation_config, precision
 
 
 def open_client(context: Context) -> LocalClient:
@@ -13,6 +13,7 @@ def open_client(context: Context) -> LocalClient:
     custom = federation_config(config)
     if custom is None:
         return client_from_environment(bundled(str(config["environment"])), context, precision(config))
+    check_recipe(config, node)
     if not {"client-id", "path"} <= node.keys():
         raise InputError("""node-config needs the client's id and data, as 'client-id="a" path="a.npz"'.""")
     held_out = str(node["held-out"]) if node.get("held-out") else None

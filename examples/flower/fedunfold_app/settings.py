@@ -33,6 +33,16 @@ def federation_config(config: Config) -> FederationConfig | None:
     )
 
 
+def check_recipe(config: Config, node: Config) -> None:
+    """Refuse a client whose data were made by another recipe than the run's, where the run has one."""
+    agreed = str(config["recipe-checksum"])
+    if agreed and node.get("recipe-checksum") != agreed:
+        raise InputError(
+            f"client {node.get('client-id')}: its data were not made by the recipe of this run; apply that recipe to "
+            "its table, and start it with `fedunfold site start`."
+        )
+
+
 @lru_cache
 def bundled(name: str) -> Environment:
     """An environment of this app's folder, of fedunfold's own, or of a .toml file; loaded once in a process."""

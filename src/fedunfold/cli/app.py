@@ -20,6 +20,7 @@ from fedunfold.cli.report import report
 from fedunfold.cli.reproduce import reproduce
 from fedunfold.cli.run import run
 from fedunfold.cli.runs import app as runs
+from fedunfold.cli.site import app as sites
 from fedunfold.cli.theory import theory
 from fedunfold.version import VERSION
 
@@ -51,6 +52,7 @@ app.example("fedunfold predict runs/sites new-patients.csv --out predictions.csv
 app.add_typer(environments, name="env")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
+app.add_typer(sites, name="site")
 app.example("fedunfold benchmark demo --methods fedavg,fedadam,fedunfold")(benchmark)
 app.example("fedunfold reproduce mnist --out runs/mnist --device cuda")(reproduce)
 app.example("fedunfold repeat runs/demo")(repeat)

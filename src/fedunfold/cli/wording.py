@@ -7,7 +7,18 @@ FLAGS = {
     for name in (
         *("absent", "again", "aggregator", "assignment", "batch_size", "clients", "dataset", "device", "drop", "dtype"),
         *("categorical", "event", "id", "missing_indicators", "positive", "time"),
-        *("holdout", "jobs", "kl_weight", "label", "methods", "model", "num_samples", "only"),
+        *(
+            "holdout",
+            "jobs",
+            "kl_weight",
+            "label",
+            "methods",
+            "min_patients",
+            "model",
+            "node_config",
+            "num_samples",
+            "only",
+        ),
         *("out", "overwrite", "partitioner"),
         *("resume", "rounds", "task", "test", "threads", "tie_rounds", "update_storage"),
     )

@@ -87,6 +87,9 @@ def _readable(key: str) -> str:
     return key
 
 
+Key = Annotated[str, AfterValidator(_readable)]
+
+
 class Client(Settings):
     """One participant of a federation.
 
@@ -99,7 +102,7 @@ class Client(Settings):
     Client(key='hospital-a', epochs=2, participation_probability=0.9)
     """
 
-    key: Annotated[str, AfterValidator(_readable)]
+    key: Key
     epochs: Epochs = 1
     participation_probability: float = Field(default=1.0, ge=0, le=1)
 

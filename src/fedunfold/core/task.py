@@ -126,6 +126,17 @@ class Task(Part, ABC):
 TASKS: Registry[Task] = Registry("task", "fedunfold.tasks", "fedunfold.tasks")
 
 
+def task_text(task: Task) -> str:
+    """A task in one line, by which it is compared: its name and settings.
+
+    >>> from fedunfold.tasks import regression
+    >>> task_text(regression("huber"))
+    'regression:loss=huber,delta=1.0,outputs=1'
+    """
+    settings = [f"{key}={value}" for key, value in task.describe().items() if key != "name"]
+    return ":".join(filter(None, [task.name, ",".join(settings)]))
+
+
 @dataclass(frozen=True)
 class PrimaryMetric:
     """A task's primary metric; without more, the accuracy of a classifier.

@@ -81,6 +81,7 @@ TABLE_NUMBERS = Limit("TABLE_NUMBERS", 10**8, "numbers of a table")  # 800 MB wh
 TABLE_CLASSES = Limit("TABLE_CLASSES", 1000, "classes in a column")  # more are an identifier or a measurement
 TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more are names or remarks, no categories
 
+KEY_BYTES = Limit("KEY_BYTES", 2**14, "bytes of a key file")  # a key takes less than a thousand
 ENVIRONMENT_BYTES = Limit("ENVIRONMENT_BYTES", 4 * 2**20, "bytes of an environment file")  # half a million row numbers
 NAME_PARTS = Limit("NAME_PARTS", 16, "parts of a dotted name")  # tomllib's work grows with their square
 LINE_BYTES = Limit("LINE_BYTES", 2**24, "bytes of a line of a CSV file")  # a file without line ends is no table

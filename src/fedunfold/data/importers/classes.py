@@ -1,7 +1,7 @@
 """The classes that a column of labels names."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -94,18 +94,33 @@ class Classes:
             names.sort(key=chosen.__eq__)
         return cls(tuple(names), made.integers)
 
+    @classmethod
+    def alone(cls, label: str) -> "Classes":
+        """The class of a client that has no other.
+
+        >>> Classes.alone("01").names
+        ('1',)
+        """
+        made = cls((), integers=bool(INTEGER.fullmatch(label)))
+        return cls((made.name_of(label),), made.integers)
+
+    @classmethod
+    def named(cls, names: Sequence[str]) -> "Classes":
+        """Classes that have been ordered before."""
+        return cls(tuple(names), integers=all(map(INTEGER.fullmatch, names)))
+
     def name_of(self, text: str) -> str:
         """The class that a label names."""
         match = INTEGER.fullmatch(text) if self.integers else None
         return str(int(match[1])) if match else text
 
-    def number(self, labels: "Series", table: str) -> Labels:
+    def number(self, labels: "Series", table: str, nobody: str = "no client has") -> Labels:
         """The class number of each label; those of `table` that are no class of the clients are refused."""
         numbers = {name: number for number, name in enumerate(self.names)}
         texts = labels.astype(str).where(labels.notna(), "")
         found = np.array([numbers.get(self.name_of(text), -1) for text in texts], dtype=np.int64)
         for line, text in texts[found < 0].items():
-            raise InputError(f"{table}, line {line}: no client has the {labels.name} {text!r}; take the row out.")
+            raise InputError(f"{table}, line {line}: {nobody} the {labels.name} {text!r}; take the row out.")
         return found
 
 

@@ -6,7 +6,7 @@ They are written as one .npz, which the partition 'given' reads, and the recipe 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def split_off_test(
     if not 0 < test < 1:
         raise InputError(f"`test`: the fraction must lie between 0 and 1, not {test:g}.")
     held = {key: y if groups is None else groups(y) for key, (_, y) in clients.items()}
-    masks = {key: held_out(y, classes, test, seed, "own-test", key) for key, y in held.items()}
+    masks = {key: test_rows(y, classes, test, seed, key) for key, y in held.items()}
     if not any(mask.any() for mask in masks.values()):
         raise InputError(
             f"`test`: a fraction of {test:g} leaves no test row in clients this small; "
@@ -134,6 +134,19 @@ def split_off_test(
     train = {key: (x[~masks[key]], y[~masks[key]]) for key, (x, y) in clients.items()}
     x_test = concatenate([x[masks[key]] for key, (x, _) in clients.items()])
     return train, (x_test, np.concatenate([y[masks[key]] for key, (_, y) in clients.items()]))
+
+
+def test_rows(y: Labels, classes: Sequence[str], fraction: float, seed: int, client: str) -> NDArray[np.bool_]:
+    """Draw the rows of a client that are for the test, of each of its classes.
+
+    Args:
+        y: Class numbers.
+        classes: Their names; which rows of a class are drawn does not depend on the others.
+        fraction: The part of its rows, rounded; a class keeps one row for training.
+        seed: Draws them, by (seed, client, class).
+        client: Whose rows they are.
+    """
+    return held_out(y, classes, fraction, seed, "own-test", client)
 
 
 def note_thin_data(clients: Mapping[str, Rows], test: Rows, classes: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,8 @@ leaves a million timestamps unscaled because it takes them for constant.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from fedunfold.io.atomic import read_text
 from fedunfold.io.limits import RECORD_BYTES
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 Scaling = Literal["standard", "none"]
 Recipe = Sequence[Mapping[str, Any]]
@@ -27,10 +28,25 @@ Recipe = Sequence[Mapping[str, Any]]
 LARGEST = float(np.finfo(np.float32).max)
 
 
+@dataclass(frozen=True)
+class NumberScale:
+    """How a column of numbers becomes a feature: (x − mean)/scale, once its gaps are filled.
+
+    Attributes:
+        missing: What fills gaps.
+        mean: The number that becomes 0.
+        scale: How much becomes 1.
+    """
+
+    missing: float
+    mean: float = 0.0
+    scale: float = 1.0
+
+
 def make_recipe(
     texts: Mapping[str, Sequence[str]], train: "DataFrame", scaling: Scaling, gaps: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """For each feature: its column, and what it is of it.
+    """The features of columns whose rows are all here; gaps are filled with the median.
 
     Args:
         texts: By column its texts, none where it holds numbers.
@@ -39,28 +55,54 @@ def make_recipe(
         gaps: How many missing cells a column has; one of numbers that has some gets a feature that says where.
 
     Returns:
-        Entries with `column` and `is`, the text it stands for; or `missing`, the median that fills gaps, `mean` and
-        `scale`; or `gap`, true for a feature that is 1 where the cell is missing.
+        Entries as `list_features` makes them.
     """
-    recipe: list[dict[str, Any]] = []
-    for name, choices in texts.items():
-        if choices:
-            recipe += [{"column": name, "is": text} for text in choices]
-            continue
-        values = train[name]
-        median = float(values.median()) if values.notna().any() else 0.0
-        values = values.fillna(median)
-        if values.abs().max() > LARGEST:
-            raise InputError(f"column {name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
-        mean, scale = 0.0, 1.0
-        if scaling == "standard":
-            constant = values.min() == values.max()  # rounding may leave a deviation, by which a test row would explode
-            mean = float(values.iloc[0] if constant else values.mean())
-            scale = 1.0 if constant else float(values.std(ddof=0))
-        recipe.append({"column": name, "missing": median, "mean": mean, "scale": scale})
-        if gaps.get(name):
-            recipe.append({"column": name, "gap": True})
-    return recipe
+    columns = {name: choices or _scale_of(name, train[name], scaling) for name, choices in texts.items()}
+    return list_features(columns, {name for name in columns if gaps.get(name) and not texts[name]})
+
+
+def _scale_of(name: str, values: "Series", scaling: Scaling) -> NumberScale:
+    median = float(values.median()) if values.notna().any() else 0.0
+    values = values.fillna(median)
+    refuse_large(name, values.abs().max())
+    if scaling == "none":
+        return NumberScale(median)
+    if values.min() == values.max():  # rounding may leave a deviation, by which a test row would explode
+        return NumberScale(median, float(values.iloc[0]))
+    return NumberScale(median, float(values.mean()), float(values.std(ddof=0)))
+
+
+def refuse_large(name: str, largest: float) -> None:
+    """Refuse a column whose numbers float32 does not hold."""
+    if largest > LARGEST:
+        raise InputError(f"column {name} has numbers beyond {LARGEST:g}; give it another unit, or `drop` it.")
+
+
+def list_features(
+    columns: Mapping[str, NumberScale | Sequence[str]], indicators: Collection[str]
+) -> list[dict[str, Any]]:
+    """For each feature: its column, and what it is of it.
+
+    Args:
+        columns: By column how its numbers are scaled, or its texts.
+        indicators: Columns that get a feature that says where cells are missing.
+
+    Returns:
+        Entries with `column` and `is`, the text it stands for; or `missing`, `mean` and `scale`, as of `NumberScale`;
+        or `gap`, true for a feature that is 1 where the cell is missing.
+
+    >>> list_features({"age": NumberScale(50.0, 52.0, 9.0), "sex": ["f", "m"]}, {"age"})[:2]
+    [{'column': 'age', 'missing': 50.0, 'mean': 52.0, 'scale': 9.0}, {'column': 'age', 'gap': True}]
+    """
+    features: list[dict[str, Any]] = []
+    for name, found in columns.items():
+        if isinstance(found, NumberScale):
+            features.append({"column": name, **asdict(found)})
+        else:
+            features += [{"column": name, "is": text} for text in found]
+        if name in indicators:
+            features.append({"column": name, "gap": True})
+    return features
 
 
 def apply_recipe(recipe: Recipe, rows: "DataFrame") -> NDArray[np.float32]:
@@ -139,15 +181,34 @@ def encode_new_rows(table: Table, recipe: Recipe) -> tuple[NDArray[np.float32], 
     for name in names:
         if name not in table.columns:
             raise InputError(f"{table.name} has no column {name}, which the model was trained on; add it.")
+    known = known_texts(recipe)
+    rows = read_rows(table, names, (), known)
+    return apply_recipe(recipe, rows), [*(finding.message for finding in table.findings()), *note_unseen(rows, known)]
+
+
+def known_texts(recipe: Recipe) -> dict[str, set[str]]:
+    """The columns of texts, with those that have a feature."""
     known: dict[str, set[str]] = {}
     for entry in recipe:
         if "is" in entry:
             known.setdefault(entry["column"], set()).add(entry["is"])
-    rows = read_rows(table, names, (), known)
-    notes = [finding.message for finding in table.findings()]
+    return known
+
+
+def note_unseen(
+    rows: "DataFrame", known: Mapping[str, Collection[str]], of: str = "that no training row had"
+) -> list[str]:
+    """A sentence for each column with texts that have no feature, so that all of the column's are 0.
+
+    Args:
+        rows: Texts by column; the index is the line.
+        known: As of `known_texts`.
+        of: Which texts these are.
+    """
+    notes = []
     for name, texts in known.items():
         strange = rows[name][rows[name].notna() & ~rows[name].isin(texts)]
         if len(strange):
             first = f"{strange.iloc[0]!r} in line {strange.index[0]}"
-            notes.append(f"column {name}: {len(strange)} cells have a text that no training row had, such as {first}.")
-    return apply_recipe(recipe, rows), notes
+            notes.append(f"column {name}: {len(strange)} cells have a text {of}, such as {first}.")
+    return notes

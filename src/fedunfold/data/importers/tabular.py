@@ -15,9 +15,10 @@ from fedunfold.core.errors import InputError
 from fedunfold.core.extras import import_extra
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Labels
-from fedunfold.data.importers.cells import FEW, NEEDS_PANDAS, alike_spellings, read_rows, strip
+from fedunfold.data.importers.cells import NEEDS_PANDAS, read_rows, strip
 from fedunfold.data.importers.classes import Classes
 from fedunfold.data.importers.column_kinds import column_kinds
+from fedunfold.data.importers.columns import common_columns, find_labels, note_order, texts_of
 from fedunfold.data.importers.csv import Table
 from fedunfold.data.importers.findings import (
     look_at_classes,
@@ -30,7 +31,7 @@ from fedunfold.data.importers.findings import (
 from fedunfold.data.importers.imported import ImportedData, note_thin_data, split_off_test
 from fedunfold.data.importers.number_targets import is_standardised, read_targets, standardise, strata
 from fedunfold.data.importers.recipe import Scaling, apply_recipe, make_recipe
-from fedunfold.io.limits import TABLE_CLASSES, TABLE_NUMBERS, TABLE_TEXTS
+from fedunfold.io.limits import TABLE_CLASSES
 from fedunfold.tasks.classification import Classification
 from fedunfold.tasks.regression import Regression
 
@@ -88,14 +89,14 @@ def encode(
     pandas = import_extra("pandas", NEEDS_PANDAS)
     tables = [*clients.values(), *([] if isinstance(test, float) else [test])]
     targets = (label,) if isinstance(label, str) else label
-    names = _common_columns(tables, targets, drop, categorical, id)
+    names = common_columns(tables, targets, drop, categorical, id)
     kinds = column_kinds(list(clients.values()), names, categorical)
     frames = {key: read_rows(table, names, targets, kinds.texts, typos=kinds.typos) for key, table in clients.items()}
-    texts = _texts(pandas.concat(frames.values()), names, kinds.texts, categorical)
+    texts = texts_of(pandas.concat(frames.values()), names, kinds.texts, categorical)
     missing: Any = sum(frame.isna().sum() for frame in frames.values())
     if task is None or isinstance(task, Classification):
         classes = Classes.of(
-            _find_labels(clients, frames, targets[0]),
+            find_labels(clients, frames, targets[0]),
             targets[0],
             rows=sum(map(len, frames.values())),
             categorical=targets[0] in categorical,
@@ -132,7 +133,11 @@ def encode(
     about: dict[str, Any] = {"label": label, "classes": list(found), "features": recipe}
     if id is not None:
         about["id"] = id
-    notes = [*_note_order(tables), *_notes(texts, missing, scaling), *note_thin_data(train, tested, found)]
+    notes = [
+        *note_order({table.name: table.columns for table in tables}),
+        *_notes(texts, missing, scaling),
+        *note_thin_data(train, tested, found),
+    ]
     if task is not None:
         about["task"] = task.describe()
         if is_standardised(task, scaling):
@@ -169,90 +174,6 @@ def labels_in(tables: Iterable[Table], label: str) -> set[str]:
             if len(found) > TABLE_CLASSES.value:
                 return found
     return found
-
-
-def _common_columns(
-    tables: Sequence[Table], targets: Sequence[str], drop: Sequence[str], categorical: Sequence[str], id: str | None
-) -> list[str]:
-    """The feature columns in the first table's order; every table has to have the same ones."""
-    first = tables[0]
-    for has, lacks in (pair for table in tables for pair in ((first, table), (table, first))):
-        for name in has.columns:
-            if name not in (*drop, id) and name not in lacks.columns:
-                alike = next((other for other in lacks.columns if alike_spellings([name, other])), None)
-                remedy = f"rename its column {alike!r}" if alike is not None else "add it"
-                raise InputError(f"{lacks.name} has no column {name}, which {has.name} has; {remedy}, or `drop` it.")
-    options = ("label",) if len(targets) == 1 else ("time", "event")
-    for option, name in zip(options, targets, strict=True):
-        if name not in first.columns:
-            raise InputError(f"`{option}`: {first.name} has no column {name}, only {', '.join(first.columns)}.")
-    ids = () if id is None else (id,)
-    for option, chosen, barred in (("drop", drop, targets), ("id", ids, targets), ("categorical", categorical, drop)):
-        for name in chosen:
-            if name in barred or not any(name in table.columns for table in tables):
-                what = "is left out" if barred is drop else "is the label"
-                raise InputError(
-                    f"`{option}`: column {name} {what if name in barred else 'is in no file'}; leave it out."
-                )
-    names = [name for name in first.columns if name not in (*targets, *drop, *ids)]
-    if not names:
-        raise InputError(
-            f"{first.name} has no column but the label {' and '.join(targets)}; give it features, and separate cells "
-            "by commas, semicolons or tabs."
-        )
-    return names
-
-
-def _texts(
-    rows: "DataFrame", names: Sequence[str], first_texts: Mapping[str, str], categorical: Sequence[str]
-) -> dict[str, list[str]]:
-    """The different texts of each column, none where all cells are numbers; refuses what cannot be a feature."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        filled = rows[name].dropna()
-        if not len(filled):
-            raise InputError(f"column {name} is empty at every client; `drop` it.")
-        found[name] = sorted(filled.unique()) if name in first_texts else []
-        where = f"column {name} ({first_texts.get(name)})"
-        if name not in categorical and len(found[name]) > max(FEW, len(filled) / 2):
-            raise InputError(
-                f"{where} has {len(found[name])} different texts in {len(filled)} rows, as names or ids have; `drop` "
-                "it, name it as `id`, or name it in `categorical` if it holds categories."
-            )
-        TABLE_TEXTS.check(len(found[name]), f"{where} is text; correct it, or `drop` it: ")
-    width = sum(len(texts) or 1 for texts in found.values())
-    TABLE_NUMBERS.check(len(rows) * width, "`drop` text columns, or use an .npz file for large data: ")
-    return found
-
-
-def _find_labels(tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]", label: str) -> dict[str, str]:
-    """The labels, and where each occurs first."""
-    found: dict[str, str] = {}
-    for key, frame in frames.items():
-        for line, text in frame[label].drop_duplicates().items():
-            where = f"{tables[key].name}, line {line}"
-            if not isinstance(text, str):
-                raise InputError(
-                    f"{where}: the label column {label} is empty, or has a word for that such as NA; fill it in or "
-                    "delete the row."
-                )
-            found.setdefault(text, where)
-            TABLE_CLASSES.check(len(found), f"{where}: column {label} is no column of classes: ")
-    return found
-
-
-def _note_order(tables: Sequence[Table]) -> list[str]:
-    """That columns are matched by name, where their order differs."""
-    first = tables[0].columns
-    others = [
-        table.name
-        for table in tables[1:]
-        if [name for name in table.columns if name in first] != [name for name in first if name in table.columns]
-    ]
-    if not others:
-        return []
-    listed = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-    return [f"columns are matched by name: {listed} have them in another order than {tables[0].name}."]
 
 
 def _notes(texts: Mapping[str, list[str]], missing: Mapping[str, int], scaling: Scaling) -> list[str]:

@@ -17,7 +17,7 @@ from fedunfold.core.messages import Broadcast, Metric, TrainRequest
 from fedunfold.core.parts import LOCAL_OPTIMIZERS, OUTER_LOSSES, LocalOptimizer, OuterLoss, Part
 from fedunfold.core.registry import Registry
 from fedunfold.core.settings import Count, Natural, Settings, shown
-from fedunfold.core.task import Task
+from fedunfold.core.task import task_text as task_text
 from fedunfold.data.arrays import Inputs
 from fedunfold.io.limits import EPOCHS, ROUNDS
 
@@ -176,17 +176,6 @@ class ClientReply:
 
     metrics: Mapping[str, float]
     arrays: Arrays
-
-
-def task_text(task: Task) -> str:
-    """A task in one line, by which it is compared: its name and settings.
-
-    >>> from fedunfold.tasks import regression
-    >>> task_text(regression("huber"))
-    'regression:loss=huber,delta=1.0,outputs=1'
-    """
-    settings = [f"{key}={value}" for key, value in task.describe().items() if key != "name"]
-    return ":".join(filter(None, [task.name, ",".join(settings)]))
 
 
 def shapes_of(inputs: Inputs) -> Shapes:
