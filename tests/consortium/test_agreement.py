@@ -16,6 +16,7 @@ from fedunfold.consortium.roster import RosterSite
 from fedunfold.core.errors import InputError
 from fedunfold.core.task import TASKS
 from fedunfold.data.importers.csv import CsvTable
+from fedunfold.data.importers.recipe import read_recipe
 from fedunfold.data.importers.tabular import encode
 from tests.consortium.keys import public_text
 from tests.data.importers.tables import SITES, Hospitals
@@ -252,3 +253,12 @@ def test_files_are_read_as_they_were_written(files: Hospitals, tmp_path: Path) -
     assert settings["clients"].split() == list(SITES)
     assert settings["recipe-checksum"] == recipe.checksum
     assert SiteRecipe.read(Path(settings["recipe"])) == recipe
+
+
+def test_a_model_keeps_what_it_needs_of_the_recipe_and_not_who_the_sites_are(files: Hospitals, tmp_path: Path) -> None:
+    recipe = recipe_of(files.write(tmp_path / "sites"))
+    recipe.write(tmp_path / "recipe.json")
+    kept = read_recipe(tmp_path / "recipe.json")
+    assert kept == recipe.columns()
+    assert "features" in kept
+    assert not {"roster", "sites", "checksum"} & kept.keys()

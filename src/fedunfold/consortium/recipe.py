@@ -11,6 +11,7 @@ from fedunfold.consortium.documents import Document
 from fedunfold.consortium.roster import AGREE, RECIPE, Roster
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Natural, Settings
+from fedunfold.data.importers.recipe import FIELDS
 from fedunfold.io.limits import FEATURES
 from fedunfold.tasks.classification import Classification
 
@@ -89,7 +90,5 @@ class SiteRecipe(Document):
 
     def columns(self) -> dict[str, Any]:
         """How a table's columns become features, as `fedunfold env new` writes it beside its data."""
-        written = self.model_dump(
-            mode="json", by_alias=True, include={"label", "classes", "features", "id", "target", "task"}
-        )
+        written = self.model_dump(mode="json", by_alias=True, include=set(FIELDS))
         return {name: value for name, value in written.items() if value is not None}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Scaling = Literal["standard", "none"]
 Recipe = Sequence[Mapping[str, Any]]
+FIELDS = ("label", "classes", "features", "id", "target", "task")
+"""What a file says of how a table's columns become features and labels."""
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -129,7 +131,7 @@ def apply_recipe(recipe: Recipe, rows: "DataFrame") -> NDArray[np.float32]:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The file that `imported.write_recipe` wrote: under `features` an entry for each feature.
+    """The file that `imported.write_recipe` wrote, or the recipe of a consortium: under `features` an entry for each.
 
     Args:
         path: The file.
@@ -145,8 +147,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no recipe: it is not valid JSON ({error}).") from error
     if not is_recipe(found):
         raise InputError(f"{path} is no recipe; name the .columns.json that was written beside the data.")
-    recipe: dict[str, Any] = found
-    return recipe
+    return {name: found[name] for name in FIELDS if found.get(name) is not None}
 
 
 def is_recipe(found: object) -> bool:
