@@ -13,6 +13,7 @@ import tomli_w
 from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from fedunfold.config.clock import Clock
 from fedunfold.config.fields import (
     BatchSize,
     Client,
@@ -25,6 +26,7 @@ from fedunfold.config.fields import (
 )
 from fedunfold.config.model import Model, ModelSpec
 from fedunfold.config.training import TrainingSettings, by_key
+from fedunfold.core.client_times import ClientTimes
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
 from fedunfold.core.settings import Count, Natural, Settings
@@ -59,6 +61,8 @@ class Environment(Settings):
             its name and settings (`selection`).
         holdout: The part of its rows that every client keeps from training and is tested on by itself.
         server_rows: How many rows the server gets of the clients', drawn among all of them; no client trains on them.
+        clock: How long clients take, and how an asynchronous server waits for them; without it, simulated runs have no
+            time.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         task: What a model is trained for; without it, classification of as many classes as there are labels.
@@ -84,6 +88,7 @@ class Environment(Settings):
     client_sampler: SamplerName = "uniform"
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     server_rows: Count | None = None
+    clock: Clock | None = None
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: TaskField | None = None
@@ -301,6 +306,22 @@ class Environment(Settings):
     def epochs(self, k: int, t: int) -> int:
         """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""
         return epochs_at(self.clients[k].epochs, t)
+
+    def client_times(self, data: FederatedData) -> ClientTimes:
+        """How long the clients take by the clock, or by a plain one, in which a local step is a second.
+
+        Args:
+            data: The environment's data, or a part of them.
+        """
+        clock, sizes = self.clock or Clock(), data.sizes
+        return ClientTimes(
+            data.keys,
+            lambda k, t: self.epochs(k, t) * -(-sizes[k] // self.batch_size),
+            tuple(client.participation_probability for client in self.clients),
+            self.seed,
+            **clock.model_dump(include={"seconds_per_step", "speed_spread", "jitter", "delay"}),
+            trace=clock.trainings(self._folder),
+        )
 
     def class_name(self, c: int) -> str:
         """What class c is called: its name, or else its number."""

@@ -150,6 +150,8 @@ class BatchSampler:
         self.seed, self._cohort_size = environment.seed, environment.clients_per_round
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
         self._probabilities = [client.participation_probability for client in environment.clients]
+        traced = environment.clock is not None and environment.clock.trace is not None
+        self._times = environment.client_times(data) if traced else None
         self._epochs = [client.epochs for client in environment.clients]
         self._slices: tuple[int, list[ClientSlice]] | None = None
         self._ahead: tuple[Clients, BatchPlan] | None = None
@@ -162,8 +164,9 @@ class BatchSampler:
 
     def participation(self, rng: RoundRng, reported: Mapping[Metric, Tensor]) -> Participation:
         """Who takes part in a round, given what clients last reported."""
+        likely = self._probabilities if self._times is None else self._times.reachable(rng.round)
         return rng.participation(
-            self._data.keys, self._probabilities, self.sizes, self._cohort_size, self._sampler, reported
+            self._data.keys, likely, self.sizes, self._cohort_size, self._sampler, reported
         )
 
     def slices(self, t: int) -> list[ClientSlice]:
