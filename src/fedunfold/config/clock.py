@@ -1,15 +1,19 @@
 """The clock of an environment: how long clients take, and how an asynchronous server waits for them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedunfold.core.client_times import Trainings, by_client
+from fedunfold.core.client_times import ClientTimes, by_client
 from fedunfold.core.errors import InputError
 from fedunfold.core.settings import Count, Positive, Settings
+from fedunfold.data.federated import FederatedData
 from fedunfold.io.atomic import read_text
 from fedunfold.io.limits import TRACE_BYTES
+
+if TYPE_CHECKING:
+    from fedunfold.config.schema import Environment
 
 NotNegative = Annotated[float, Field(ge=0)]
 HEADS = ("client", "seconds", "lost")
@@ -41,12 +45,14 @@ class Clock(Settings):
         speed_spread: Standard deviation of the logarithm of the clients' speeds; 0: all are as fast.
         jitter: The same of one client's trainings.
         delay: Mean seconds that the network takes, both ways.
-        trace: The trainings of every client in their order, in the place of what is drawn: a list, or a CSV file with the
-            columns client, seconds and lost (0 or 1). In synchronous rounds the n-th training is that of round n.
+        trace: The trainings of every client in their order, in the place of what is drawn: a list, or a CSV file with
+            the columns client, seconds and lost (0 or 1). In synchronous rounds the n-th training is that of round n.
         concurrency: How many clients train at a time in asynchronous rounds; by default as many as are drawn for a
             round.
         buffer: How many updates the server makes a step from in asynchronous rounds; by default a tenth of those that
             train at a time, and at least one.
+        limit: Simulated seconds after which a run makes no further step, so that methods with longer and shorter steps
+            can be compared after the same time; by default all rounds are made.
 
     >>> Clock(speed_spread=1.0, buffer=10).seconds_per_step
     1.0
@@ -59,18 +65,27 @@ class Clock(Settings):
     trace: str | tuple[Training, ...] | None = None
     concurrency: Count | None = None
     buffer: Count | None = None
+    limit: Positive | None = None
 
-    def trainings(self, folder: Path) -> dict[str, Trainings]:
-        """The trace, by client; nothing where there is none.
 
-        Args:
-            folder: What a relative path counts from.
-        """
-        if isinstance(self.trace, str):
-            rows = _read(folder / self.trace)
-        else:
-            rows = self.trace or ()
-        return by_client([(row.client, row.seconds, row.lost) for row in rows])
+def client_times(environment: "Environment", data: FederatedData) -> ClientTimes:
+    """How long the clients of an environment take: by its clock, or where it has none, a second for each local step.
+
+    Args:
+        environment: Whose clients train.
+        data: Their data.
+    """
+    clock, sizes, file = environment.clock or Clock(), data.sizes, environment.trace_file
+    rows = clock.trace or () if file is None else _read(file)
+    assert not isinstance(rows, str)
+    return ClientTimes(
+        data.keys,
+        lambda k, t: environment.epochs(k, t) * -(-sizes[k] // environment.batch_size),
+        tuple(client.participation_probability for client in environment.clients),
+        environment.seed,
+        **clock.model_dump(include={"seconds_per_step", "speed_spread", "jitter", "delay"}),
+        trace=by_client([(row.client, row.seconds, row.lost) for row in rows]),
+    )
 
 
 def _read(path: Path) -> tuple[Training, ...]:

@@ -26,7 +26,6 @@ from fedunfold.config.fields import (
 )
 from fedunfold.config.model import Model, ModelSpec
 from fedunfold.config.training import TrainingSettings, by_key
-from fedunfold.core.client_times import ClientTimes
 from fedunfold.core.errors import InputError
 from fedunfold.core.participation import epochs_at
 from fedunfold.core.settings import Count, Natural, Settings
@@ -61,8 +60,7 @@ class Environment(Settings):
             its name and settings (`selection`).
         holdout: The part of its rows that every client keeps from training and is tested on by itself.
         server_rows: How many rows the server gets of the clients', drawn among all of them; no client trains on them.
-        clock: How long clients take, and how an asynchronous server waits for them; without it, simulated runs have no
-            time.
+        clock: How long clients take in simulated time, and how an asynchronous server waits for them.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         task: What a model is trained for; without it, classification of as many classes as there are labels.
@@ -132,9 +130,6 @@ class Environment(Settings):
         Args:
             path: The file; relative paths in it count from its folder.
 
-        Returns:
-            The environment.
-
         Raises:
             InputError: The file cannot be read, or a field is wrong; the message names it.
         """
@@ -156,9 +151,6 @@ class Environment(Settings):
         Args:
             text: TOML.
             path: The file that it is, or will be.
-
-        Returns:
-            The environment.
         """
         try:
             result = cls(**parse_toml(text))
@@ -292,8 +284,9 @@ class Environment(Settings):
         if isinstance(self.data, MemorySource):
             raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
         content = self.model_dump(mode="json", exclude_none=True)
-        if folder is not None and (given := self.data_file) is not None and is_plain_file(given):
-            content["data"]["path"] = os.path.relpath(given, folder)
+        for part, field, given in (("data", "path", self.data_file), ("clock", "trace", self.trace_file)):
+            if folder is not None and given is not None and is_plain_file(given):
+                content[part][field] = os.path.relpath(given, folder)
         return tomli_w.dumps(content)
 
     @property
@@ -303,25 +296,15 @@ class Environment(Settings):
             return resolve(self.data.path, self._folder)
         return None
 
+    @property
+    def trace_file(self) -> Path | None:
+        """The file of its clock's trace, where that is in one."""
+        trace = None if self.clock is None else self.clock.trace
+        return resolve(trace, self._folder) if isinstance(trace, str) else None
+
     def epochs(self, k: int, t: int) -> int:
         """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""
         return epochs_at(self.clients[k].epochs, t)
-
-    def client_times(self, data: FederatedData) -> ClientTimes:
-        """How long the clients take by the clock, or by a plain one, in which a local step is a second.
-
-        Args:
-            data: The environment's data, or a part of them.
-        """
-        clock, sizes = self.clock or Clock(), data.sizes
-        return ClientTimes(
-            data.keys,
-            lambda k, t: self.epochs(k, t) * -(-sizes[k] // self.batch_size),
-            tuple(client.participation_probability for client in self.clients),
-            self.seed,
-            **clock.model_dump(include={"seconds_per_step", "speed_spread", "jitter", "delay"}),
-            trace=clock.trainings(self._folder),
-        )
 
     def class_name(self, c: int) -> str:
         """What class c is called: its name, or else its number."""

@@ -1,10 +1,10 @@
-"""Asynchronous rounds (FedBuff, Nguyen et al. 2022): who trains which model when, and which updates each server step gets.
+"""Asynchronous rounds (FedBuff, Nguyen et al. 2022): who trains which model when, and which updates enter each step.
 
-At any time C clients train, each the model that was the newest when it began. Updates that arrive go into a buffer; when
-c of them are in it, the server makes a step from them, and model t becomes model t + 1. Whoever ends makes place for
-another client, which begins with the newest model there is. A client whose update waits in the buffer does not begin
-again before the step, so that every client counts at most once in it. A lost update takes its client's time and does not
-arrive. The staleness of an update is the number of steps that the server made since its client began.
+At any time C clients train, each the model that was the newest when it began. Updates that arrive go into a buffer;
+when c of them are in it, the server makes a step from them, and model t becomes model t + 1. Whoever ends makes place
+for another client, which begins with the newest model there is. A client whose update waits in the buffer does not
+begin again before the step, so that every client counts at most once in it. A lost update takes its client's time and
+does not arrive. The staleness of an update is the number of steps that the server made since its client began.
 
 None of it depends on what the models are, so that it is settled before anybody trains.
 """
@@ -50,12 +50,12 @@ def timetable(
         concurrency: C.
         buffer: c, at most K.
         order: In which order clients are asked to train model t; busy ones are passed over.
-        training: Of the n-th training of client k, from 0, which begins with model t: how long it takes, and whether its
-            update arrives; of (k, n, t).
+        training: Of the n-th training of client k, from 0, which begins with model t: how long it takes, and whether
+            its update arrives; of (k, n, t).
 
-    Two clients at a time of three that take 1, 2 and 3 seconds, a buffer of two. The first ends at 1 and waits; the third
-    begins in its place. The second ends at 2: the first step. The third ends at 4, as the first does, which trained again
-    from 2 to 3 and waits:
+    Two clients at a time of three that take 1, 2 and 3 seconds, a buffer of two. The first ends at 1 and waits; the
+    third begins in its place. The second ends at 2: the first step, after which the first begins again. It ends at 3
+    and waits; the second begins again. The third ends at 4:
 
     >>> found = timetable(2, 3, 2, 2, lambda t: [0, 1, 2], lambda k, n, t: (k + 1.0, True))
     >>> [(step.time, step.clients, step.versions) for step in found]
@@ -82,8 +82,8 @@ def timetable(
             busy[k], free, lost = False, free + 1, lost + 1
             if lost > MOST_LOST * buffer:
                 raise InputError(
-                    f"step {t}: {lost} updates were lost while the server waited for {buffer}; make the buffer smaller, or "
-                    "clients likelier to be reached."
+                    f"step {t}: {lost} updates were lost while the server waited for {buffer}; make clients likelier "
+                    "to be reached, or the buffer smaller."
                 )
         for k, _ in waiting:
             busy[k] = False

@@ -30,8 +30,8 @@ number of clients as such:
 | clients      | log of how many enter              | counts     |
 | effort       | log of the mean number of steps    | counts     |
 
-The round in which a client was last seen is that whose model it trained: what it sent then is what enters now, where the
-server remembers updates, and in asynchronous rounds the staleness of an update is counted in the server's steps too.
+A client was last seen in the round whose model it trained. So staleness is how many steps ago its update was begun,
+both of an update that the server remembers and of one that arrives late in asynchronous rounds.
 
 By its last step size a rule can make the next one longer or shorter than that.
 Unevenness is 0 where all coordinates that move at all move equally far. Counts and the aggregate of the round before

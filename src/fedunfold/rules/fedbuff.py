@@ -26,11 +26,11 @@ def fedbuff(a: float = 0.5, *, by: str = "count") -> Rule:
         a: The exponent; 0 for no discount.
         by: What p_k is: "count", 1 over the number of updates as in FedBuff, or "size", N_k over that of their sum.
 
-    For asynchronous rounds in which some updates come from models of many steps before. Fast clients have more updates in
-    the buffers than slow ones and so count more, whatever the discount; a larger a makes that worse.
+    For asynchronous rounds in which some updates come from models of many steps before. Fast clients have more updates
+    in the buffers than slow ones and so count more, whatever the discount; a larger a makes that worse.
 
-    Reference: Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation; Xie et al. 2019, Asynchronous
-    Federated Optimization.
+    Reference: Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation; Xie et al. 2019,
+    Asynchronous Federated Optimization.
 
     >>> report = ClientUpdates(
     ...     round=3, client_ids=("ann", "bob", "cleo"), num_examples=torch.tensor([30, 10, 10]),

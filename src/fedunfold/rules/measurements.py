@@ -55,8 +55,8 @@ class Measurements:
 
     @cached_property
     def seen(self) -> dict[str, list[float]]:
-        """Of every client that ever participated: in how many rounds, which round's model it trained last, with how many
-        steps and, where it was reported, with which norm."""
+        """Of every client that ever participated: in how many rounds, which round's model it trained last, with how
+        many steps and, where it was reported, with which norm."""
         report = self.report
         stale = [0] * len(report.client_ids) if report.staleness is None else report.staleness.tolist()
         found: dict[str, list[float]] = dict(self.known.get("seen", {}))

@@ -6,7 +6,7 @@ round t, and their updates are held back until the step that gets them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_args
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.config.clock import Clock as ClockSettings
+from fedunfold.config.clock import client_times
 from fedunfold.core import rng
 from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.client_times import ClientTimes
@@ -51,6 +53,10 @@ class Clock(Protocol):
     def arrive(self, run: str, report: ClientUpdates, state: Any) -> Arrived:
         """What server step t is made from, where `report` is of those who trained model t."""
 
+    @property
+    def limit(self) -> float | None:
+        """The time from which no further step is made."""
+
     def describe(self) -> Any:
         """Plain values that stand for it in a checkpoint."""
 
@@ -61,9 +67,11 @@ class SynchronousClock:
 
     Attributes:
         times: How long they take.
+        limit: The time from which no further round is made.
     """
 
     times: ClientTimes
+    limit: float | None = None
 
     def participation(self, run: str, t: int) -> None:
         return None
@@ -78,7 +86,7 @@ class SynchronousClock:
         return Arrived(report, time, time)
 
     def describe(self) -> Any:
-        return _described(self.times)
+        return [*_described(self.times), self.limit]
 
 
 @dataclass(frozen=True)
@@ -90,19 +98,21 @@ class AsynchronousClock:
         rounds: How many steps there are.
         concurrency: C, how many clients train at a time.
         buffer: c.
+        limit: The time from which no further step is made.
     """
 
     times: ClientTimes
     rounds: int
     concurrency: int
     buffer: int
+    limit: float | None = None
     _settled: dict[str, tuple[list[ServerStep], list[list[int]]]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.buffer > (arriving := self.times.ever_arriving):
             raise InputError(
-                f"field clock.buffer: the server waits for the updates of {self.buffer} clients, and those of {arriving} "
-                "can arrive; make it smaller."
+                f"field clock.buffer: the server waits for the updates of {self.buffer} clients, and those of "
+                f"{arriving} can arrive; make it smaller."
             )
 
     def steps(self, run: str) -> list[ServerStep]:
@@ -115,7 +125,9 @@ class AsynchronousClock:
             times, ids = self.times, self.times.client_ids
 
             def order(t: int) -> Sequence[int]:
-                drawn: list[int] = np.argsort(rng.uniforms(times.seed, "sampling", (run, t), ids), kind="stable").tolist()
+                drawn: list[int] = np.argsort(
+                    rng.uniforms(times.seed, "sampling", (run, t), ids), kind="stable"
+                ).tolist()
                 return drawn
 
             def training(k: int, n: int, t: int) -> tuple[float, bool]:
@@ -150,7 +162,7 @@ class AsynchronousClock:
         return Arrived(_report(report, found, due, staleness), held, step.time)
 
     def describe(self) -> Any:
-        return [*_described(self.times), self.rounds, self.concurrency, self.buffer]
+        return [*_described(self.times), self.rounds, self.concurrency, self.buffer, self.limit]
 
 
 def clock_for(
@@ -164,26 +176,22 @@ def clock_for(
         algorithm: Whether rounds are synchronous.
         rounds: T.
     """
+    settings, times = environment.clock or ClockSettings(), client_times(environment, data)
     if algorithm.schedule == "synchronous":
-        return None if environment.clock is None else SynchronousClock(environment.client_times(data))
+        return None if environment.clock is None else SynchronousClock(times, settings.limit)
     if environment.client_sampler != "uniform":
         raise InputError(
             f"client sampler '{environment.client_sampler}' draws the clients of a round, and asynchronous rounds have "
             "none; take the sampler uniform."
         )
-    clients, settings = len(data.keys), environment.clock
-    given = None if settings is None else settings.concurrency
-    concurrency = min(clients, given or environment.clients_per_round or clients)
-    buffer = (None if settings is None else settings.buffer) or max(1, concurrency // 10)
-    return AsynchronousClock(environment.client_times(data), rounds, concurrency, buffer)
+    clients = len(data.keys)
+    concurrency = min(clients, settings.concurrency or environment.clients_per_round or clients)
+    return AsynchronousClock(times, rounds, concurrency, settings.buffer or max(1, concurrency // 10), settings.limit)
 
 
 def _described(times: ClientTimes) -> list[Any]:
-    named = [getattr(times, entry.name) for entry in fields(times) if entry.name in ("seed", *_SETTINGS)]
-    return [*named, {key: list(map(list, trainings)) for key, trainings in times.trace.items()}]
-
-
-_SETTINGS = ("seconds_per_step", "speed_spread", "jitter", "delay")
+    drawn = [times.seed, times.seconds_per_step, times.speed_spread, times.jitter, times.delay]
+    return [*drawn, {key: list(map(list, trainings)) for key, trainings in times.trace.items()}]
 
 
 def _trained(report: ClientUpdates) -> dict[str, Tensor]:
@@ -195,7 +203,9 @@ def _trained(report: ClientUpdates) -> dict[str, Tensor]:
     sent = {"clients": clients, "rows": updates.rows, "steps": report.num_steps[clients]}
     if updates.norms is not None:
         sent["norms"] = updates.norms
-    sent |= {name: values[clients.to(values.device)] for name in BY_CLIENT if (values := getattr(metrics, name)) is not None}
+    sent |= {
+        name: values[clients.to(values.device)] for name in BY_CLIENT if (values := getattr(metrics, name)) is not None
+    }
     return sent if metrics.gradients is None else sent | {"gradients": metrics.gradients}
 
 
@@ -208,9 +218,7 @@ def _joined(held: dict[str, Tensor] | None, sent: dict[str, Tensor]) -> dict[str
     return {name: torch.cat([held[name].to(values.device), values]) for name, values in sent.items()}
 
 
-def _report(
-    trained: ClientUpdates, found: dict[str, Tensor], due: Tensor, staleness: Tensor
-) -> ClientUpdates:
+def _report(trained: ClientUpdates, found: dict[str, Tensor], due: Tensor, staleness: Tensor) -> ClientUpdates:
     """A server step's report, from what has arrived of those whose updates are due."""
     clients, num_clients = found["clients"], len(due)
 

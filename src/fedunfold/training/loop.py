@@ -107,6 +107,8 @@ def run_rounds(
 
     try:
         for t in range(saved, rounds):
+            if clock is not None and clock.limit is not None and all(state.is_past(clock.limit) for state in states):
+                break
             with threads_for(len(federation.clients) * len(first)):
                 states = _next_round(federation, rule, algorithm, clock, runs, states, t)
             save(at_once=t == rounds - 1)
@@ -208,5 +210,14 @@ def _result(state: RunState, rule: WeightingRule, algorithm: Algorithm, num_exam
     odd = of_run(participated, entering, rejected, algorithm.aggregator.min_updates)
     warnings = (*odd, *remarks_of(rule, state.rule))
     model = _whole(state.server.model, state.own, num_examples)
-    more = {"own": state.own, "times": tuple(state.times), "staleness": tuple(state.staleness)}
-    return RunResult(model, weights, participated, tuple(state.evaluations), rejected, warnings, **more)
+    return RunResult(
+        model,
+        weights,
+        participated,
+        tuple(state.evaluations),
+        rejected,
+        warnings,
+        own=state.own,
+        times=tuple(state.times),
+        staleness=tuple(state.staleness),
+    )

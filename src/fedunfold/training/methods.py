@@ -27,9 +27,9 @@ clients' losses all the same (`local.scaffold`, `local.feddyn`).
 In ``fedbn`` (Li et al. 2021) the normalisation layers stay with the clients, in ``fedper`` (Arivazhagan et al. 2019)
 the last layer does (`core.own_layers`); their weights cannot be learned.
 
-In ``fedbuff`` (Nguyen et al. 2022) rounds are asynchronous: the server makes a step whenever a buffer of updates is full
-(`core.timetable`), and discounts them by their staleness (`rules.fedbuff`); with a prefix it has its weights, as in
-``uniform-fedbuff``, which discounts nothing, or ``fedunfold-fedbuff``, where the pre-trained rule reads the staleness.
+In ``fedbuff`` (Nguyen et al. 2022) rounds are asynchronous: the server makes a step whenever a buffer of updates is
+full (`core.timetable`), and discounts them by their staleness (`rules.fedbuff`). With a prefix it has its weights:
+``uniform-fedbuff`` discounts nothing, and in ``fedunfold-fedbuff`` the pre-trained rule reads the staleness.
 
 ``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg, and ``feddisco``,
 ``q-fedavg``, ``afl``, ``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg.
@@ -138,7 +138,9 @@ def method_names() -> tuple[str, ...]:
     rules = [name for name in RULES.names() if name not in ("size", ASYNCHRONOUS, *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
     pairs = ((prefix, base) for prefix in prefixes for base in BASES)
-    impossible = {(LEARNED, base) for base in (*OWN_LAYERS, ASYNCHRONOUS)} | {(kind, base) for kind in ROBUST for base in CONTROLLED}
+    impossible = {(LEARNED, base) for base in (*OWN_LAYERS, ASYNCHRONOUS)} | {
+        (kind, base) for kind in ROBUST for base in CONTROLLED
+    }
     combined = (f"{prefix}-{base}" for prefix, base in pairs if (prefix, base) not in impossible)
     learned = (PRETRAINED, *pretrained_names())
     asynchronous = (f"{name}-{ASYNCHRONOUS}" for name in learned)

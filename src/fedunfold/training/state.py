@@ -49,6 +49,10 @@ class RunState:
     def rounds(self) -> int:
         return len(self.weights)
 
+    def is_past(self, limit: float) -> bool:
+        """Whether simulated time has come to a limit."""
+        return bool(self.times) and self.times[-1] >= limit
+
     def _check(self) -> None:
         """ValueError where this is not the state of one run: rows [K] for every round."""
         reported = self.server.reported.values()

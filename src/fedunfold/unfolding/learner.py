@@ -121,8 +121,8 @@ def check_learnable(algorithm: Algorithm) -> None:
         )
     if algorithm.schedule != "synchronous":
         raise InputError(
-            "weights cannot be learned through asynchronous rounds; learn them in synchronous ones, or take a rule that "
-            "reads the staleness, such as fedbuff or a pre-trained one."
+            "weights cannot be learned through asynchronous rounds; learn them in synchronous ones, or take a rule "
+            "that reads the staleness, such as fedbuff or a pre-trained one."
         )
     if algorithm.own_layers != "none":
         raise InputError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.config.clock import client_times
 from fedunfold.core.messages import Metric
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
@@ -151,7 +152,7 @@ class BatchSampler:
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
         self._probabilities = [client.participation_probability for client in environment.clients]
         traced = environment.clock is not None and environment.clock.trace is not None
-        self._times = environment.client_times(data) if traced else None
+        self._times = client_times(environment, data) if traced else None
         self._epochs = [client.epochs for client in environment.clients]
         self._slices: tuple[int, list[ClientSlice]] | None = None
         self._ahead: tuple[Clients, BatchPlan] | None = None
@@ -165,9 +166,7 @@ class BatchSampler:
     def participation(self, rng: RoundRng, reported: Mapping[Metric, Tensor]) -> Participation:
         """Who takes part in a round, given what clients last reported."""
         likely = self._probabilities if self._times is None else self._times.reachable(rng.round)
-        return rng.participation(
-            self._data.keys, likely, self.sizes, self._cohort_size, self._sampler, reported
-        )
+        return rng.participation(self._data.keys, likely, self.sizes, self._cohort_size, self._sampler, reported)
 
     def slices(self, t: int) -> list[ClientSlice]:
         """All clients' rows in round t, made once for all runs that are in it."""
