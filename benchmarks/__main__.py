@@ -223,6 +223,26 @@ def many_clients(page: Page = None, record: Record = None, output: opt.Format = 
     _present(found, many_clients_page(found), page, output, recorded=True)
 
 
+@app.command(epilog="Example: python -m benchmarks asynchronous --page docs/results/asynchronous.md")
+def asynchronous(
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of synchronous runs.")] = 50,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 300,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many are shown.")] = 3,
+    page: Page = None,
+    record: Record = None,
+    output: opt.Format = "text",
+) -> None:
+    """Simulated time to the accuracy of a synchronous run, by FedBuff with several discounts of stale updates."""
+    from benchmarks.asynchronous import Asynchronous, asynchronous_page, measure_asynchronous
+
+    with _progress() as log:
+        if record is None:
+            found = measure_asynchronous(rounds, steps, trials, log)
+        else:
+            found = Asynchronous.from_json(read_json(record))
+    _present(found, asynchronous_page(found), page, output, recorded=True)
+
+
 @app.command(epilog="Example: python -m benchmarks defaults --out runs/defaults --processes 8")
 def defaults(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records, from which it resumes.")],
