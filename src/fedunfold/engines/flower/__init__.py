@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "running over Flower needs its package; install it with: pip install 'fedunfold[flower]'"
     ) from error
 
+from fedunfold.engines.flower.buffered import BufferedStrategy
 from fedunfold.engines.flower.client import client_app, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.federations import (
     FederationConfig,
@@ -24,6 +25,7 @@ from fedunfold.engines.flower.server import RemoteFederation
 from fedunfold.engines.flower.strategy import WeightedStrategy
 
 __all__ = [
+    "BufferedStrategy",
     "ClientDescription",
     "FederationConfig",
     "LocalClient",
