@@ -215,7 +215,7 @@ def pretraining(
     name="many-clients", epilog="Example: python -m benchmarks many-clients --page docs/results/many-clients.md"
 )
 def many_clients(page: Page = None, record: Record = None, output: opt.Format = "text") -> None:
-    """Seconds, memory and records of runs with 100 to 10,000 clients."""
+    """Seconds, memory and records of runs with 1,000 and 10,000 clients."""
     from benchmarks.many_clients import ManyClients, many_clients_page, measure_many_clients
 
     with _progress() as log:
@@ -226,7 +226,7 @@ def many_clients(page: Page = None, record: Record = None, output: opt.Format = 
 @app.command(epilog="Example: python -m benchmarks asynchronous --page docs/results/asynchronous.md")
 def asynchronous(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of synchronous runs.")] = 50,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 300,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 700,
     trials: Annotated[int, typer.Option("--trials", min=1, help="How many are shown.")] = 3,
     page: Page = None,
     record: Record = None,

@@ -20,7 +20,7 @@ from fedunfold.runs.system_info import machine
 from fedunfold.studies.benchmark.markdown import table
 
 Log = Callable[[str], None]
-CLIENTS, ROUNDS, COHORT = (100, 1_000, 10_000), 50, 100
+CLIENTS, ROUNDS, COHORT = (1_000, 10_000), 50, 100
 METHODS = {"synchronous": "fedavg", "asynchronous": "fedbuff"}
 ENVIRONMENT = """\
 name = "many-clients"
