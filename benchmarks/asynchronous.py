@@ -170,25 +170,25 @@ def measure_asynchronous(
     federation = SimulatedFederation(environment)
     runs: list[Run] = []
     chosen: dict[str, str] = {}
-    waited: dict[int, Run] = {}
+    targets: dict[int, float] = {}
     for name, grid in METHODS.items():
         waits = name == SYNCHRONOUS
 
         def run(setting: str, trial: int, name: str = name, waits: bool = waits) -> Run:
             log(f"{name}, {setting}, trial {trial}")
-            target = None if waits else waited[trial].scores[-1]
+            target = targets.get(trial)
             return _run(federation, name, setting, METHODS[name][setting](), rounds if waits else steps, trial, target)
 
         tuning = [run(setting, CHOSEN_ON) for setting in grid] if len(grid) > 1 else []
         if waits:
             best = max(tuning, key=lambda found: found.scores[-1])
         else:
-            best = min(tuning, key=lambda found: found.order(waited[CHOSEN_ON].scores[-1]), default=None)
+            best = min(tuning, key=lambda found: found.order(targets[CHOSEN_ON]), default=None)
         chosen[name] = next(iter(grid)) if best is None else best.setting
         shown = [run(chosen[name], trial) for trial in range(trials)]
         runs += [*tuning, *shown]
         if waits:
-            waited |= {found.trial: found for found in runs if found.setting == chosen[name]}
+            targets.update({found.trial: found.scores[-1] for found in runs if found.setting == chosen[name]})
     clock = environment.clock or Clock()
     described = {"clients": len(environment.clients), "at_once": environment.clients_per_round, **clock.model_dump()}
     return Asynchronous(machine(), described | {"rounds": rounds}, steps, chosen, runs)
