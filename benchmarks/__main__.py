@@ -214,19 +214,29 @@ def pretraining(
 @app.command(
     name="many-clients", epilog="Example: python -m benchmarks many-clients --page docs/results/many-clients.md"
 )
-def many_clients(page: Page = None, record: Record = None, output: opt.Format = "text") -> None:
-    """Seconds, memory and records of runs with 1,000 and 10,000 clients."""
-    from benchmarks.many_clients import ManyClients, many_clients_page, measure_many_clients
+def many_clients(
+    clients: Annotated[
+        list[int] | None, typer.Option("--clients", min=2, help="By default 1,000 and 10,000; may be given twice.")
+    ] = None,
+    page: Page = None,
+    record: Record = None,
+    output: opt.Format = "text",
+) -> None:
+    """Seconds, memory and records of runs with thousands of clients."""
+    from benchmarks.many_clients import CLIENTS, ManyClients, many_clients_page, measure_many_clients
 
     with _progress() as log:
-        found = measure_many_clients(log) if record is None else ManyClients.from_json(read_json(record))
+        if record is None:
+            found = measure_many_clients(log, clients or CLIENTS)
+        else:
+            found = ManyClients.from_json(read_json(record))
     _present(found, many_clients_page(found), page, output, recorded=True)
 
 
 @app.command(epilog="Example: python -m benchmarks asynchronous --page docs/results/asynchronous.md")
 def asynchronous(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of synchronous runs.")] = 50,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 700,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 300,
     trials: Annotated[int, typer.Option("--trials", min=1, help="How many are shown.")] = 3,
     page: Page = None,
     record: Record = None,
