@@ -1,5 +1,6 @@
 """`python -m benchmarks COMMAND`, one of those below: measure, show, write a page."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import typer
 
 from fedunfold.cli import options as opt
 from fedunfold.core.errors import FedunfoldError, InputError
+from fedunfold.io.atomic import read_json
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,6 +38,10 @@ Environments = Annotated[
 ]
 Rules = Annotated[
     list[str] | None, typer.Option("--rule", metavar="KIND", help="By default every kind; may be given twice.")
+]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="FILE", help="Make the page from what was measured before, which lies beside it."),
 ]
 Others = Annotated[
     list[str] | None,
@@ -219,6 +225,48 @@ def pretraining(
     _present(found, pretraining_page(found), page, output)
 
 
+@app.command(
+    name="many-clients", epilog="Example: python -m benchmarks many-clients --page docs/results/many-clients.md"
+)
+def many_clients(
+    clients: Annotated[
+        list[int] | None, typer.Option("--clients", min=2, help="By default 1,000 and 10,000; may be given twice.")
+    ] = None,
+    page: Page = None,
+    record: Record = None,
+    output: opt.Format = "text",
+) -> None:
+    """Seconds, memory and records of runs with thousands of clients."""
+    from benchmarks.many_clients import CLIENTS, ManyClients, many_clients_page, measure_many_clients
+
+    with _progress() as log:
+        if record is None:
+            found = measure_many_clients(log, clients or CLIENTS)
+        else:
+            found = ManyClients.from_json(read_json(record))
+    _present(found, many_clients_page(found), page, output, recorded=True)
+
+
+@app.command(epilog="Example: python -m benchmarks asynchronous --page docs/results/asynchronous.md")
+def asynchronous(
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of synchronous runs.")] = 50,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the server in asynchronous runs.")] = 300,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many are shown.")] = 3,
+    page: Page = None,
+    record: Record = None,
+    output: opt.Format = "text",
+) -> None:
+    """Simulated time to the accuracy of a synchronous run, by FedBuff with several discounts of stale updates."""
+    from benchmarks.asynchronous import Asynchronous, asynchronous_page, measure_asynchronous
+
+    with _progress() as log:
+        if record is None:
+            found = measure_asynchronous(rounds, steps, trials, log)
+        else:
+            found = Asynchronous.from_json(read_json(record))
+    _present(found, asynchronous_page(found), page, output, recorded=True)
+
+
 @app.command(epilog="Example: python -m benchmarks defaults --out runs/defaults --processes 8")
 def defaults(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records, from which it resumes.")],
@@ -246,16 +294,28 @@ def _figure_name(page: Path | None, name: str) -> str:
     return (page or Path(name)).with_suffix(".png").name
 
 
-def _present(found: Measured, text: str, page: Path | None, output: opt.Format, figure: "Figure | None" = None) -> None:
-    """Show what was measured; write the page and its figure where one was named."""
+def _present(
+    found: Measured,
+    text: str,
+    page: Path | None,
+    output: opt.Format,
+    figure: "Figure | None" = None,
+    *,
+    recorded: bool = False,
+) -> None:
+    """Show what was measured; write the page, its figure and, where it is made of one, its record beside it."""
     from fedunfold.cli import console
-    from fedunfold.io.atomic import write_atomically
     from fedunfold.plotting import save
+    from fedunfold.runs.artifacts import text_writer
 
     if page is not None:
         if figure is not None:
             save(figure, page.with_suffix(".png"))
-        write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        files = {page: text}
+        if recorded:
+            files[page.with_suffix(".json")] = json.dumps(found.as_json(), indent=1) + "\n"
+        for file, content in files.items():
+            text_writer(content)(file)
     if output == "json":
         console.print_json(found.as_json())
     else:

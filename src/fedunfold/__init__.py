@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedunfold.api import run as run
     from fedunfold.api import trained_module as trained_module
     from fedunfold.config import Client as Client
+    from fedunfold.config import Clock as Clock
     from fedunfold.config import Environment as Environment
     from fedunfold.config import GruSpec as GruSpec
     from fedunfold.config import ModelSpec as ModelSpec
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from fedunfold.rules.dr import dr as dr
     from fedunfold.rules.fedadp import fedadp as fedadp
     from fedunfold.rules.fedawa import fedawa as fedawa
+    from fedunfold.rules.fedbuff import fedbuff as fedbuff
     from fedunfold.rules.feddisco import feddisco as feddisco
     from fedunfold.rules.fedfa import fedfa as fedfa
     from fedunfold.rules.fedlaw import fedlaw as fedlaw
@@ -93,7 +95,7 @@ if TYPE_CHECKING:
     from fedunfold.unfolding.learner import Learning as Learning
 
 _HOMES = {
-    "config": ("Client", "Environment", "GruSpec", "ModelSpec", "bundled", "environment"),
+    "config": ("Client", "Clock", "Environment", "GruSpec", "ModelSpec", "bundled", "environment"),
     "core.algorithm": ("Algorithm",),
     "core.errors": ("DivergenceError", "FederationError", "FedunfoldError", "InputError", "WriteError"),
     "core.messages": ("ClientUpdates",),
@@ -108,6 +110,7 @@ _HOMES = {
     "rules.fedadp": ("fedadp",),
     "rules.fedawa": ("fedawa",),
     "rules.feddisco": ("feddisco",),
+    "rules.fedbuff": ("fedbuff",),
     "rules.fedfa": ("fedfa",),
     "rules.fedlaw": ("fedlaw",),
     "rules.fixed": ("fixed",),

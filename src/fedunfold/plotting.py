@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedunfold.core.errors import InputError
+from fedunfold.core.run_result import RunResult
 from fedunfold.io.atomic import write_atomically
 from fedunfold.rules.learned import LearnedWeights
 from fedunfold.training.comparison import Comparison
@@ -48,6 +49,42 @@ def scores(comparison: Comparison) -> Figure:
     axes.set(xlabel="round", ylabel=f"{primary.label} on the test set{primary.brackets()}{primary.direction}")
     axes.legend(frameon=False, title="method, last round")
     return figure
+
+
+def scores_over_time(comparison: Comparison) -> Figure:
+    """The test's primary metric over simulated time: the mean of the trials, each at its last score until its next.
+
+    Args:
+        comparison: What was compared, in an environment with a clock; methods without time are left out.
+
+    Raises:
+        InputError: It is something else, or no method has time.
+    """
+    _check(comparison, Comparison)
+    if not comparison.has_times:
+        raise InputError("no method of this comparison has simulated time; give its environment a clock.")
+    primary = comparison.primary
+    figure, axes = _canvas(f"{comparison.environment}: test {primary.label} over time, {_trials(comparison)}")
+    for i, result in enumerate(comparison.methods):
+        timed = [trial for trial in result.trials if trial.times]
+        if not timed:
+            continue
+        # From where every trial has a score to where the first of them ends.
+        begin, end = max(trial.times[0] for trial in timed), min(trial.times[-1] for trial in timed)
+        grid = np.linspace(begin, max(begin, end), 200)
+        values = np.array([_at(trial, grid) for trial in timed])
+        draw_curves(axes, primary.factor() * values, i, result.name, grid)
+    axes.set(
+        xlabel="simulated seconds", ylabel=f"{primary.label} on the test set{primary.brackets()}{primary.direction}"
+    )
+    axes.legend(frameon=False, title="method")
+    return figure
+
+
+def _at(trial: RunResult, times: np.ndarray) -> np.ndarray:
+    """The score of the model that there is at some times."""
+    known: np.ndarray = np.array(trial.scores)[np.searchsorted(trial.times, times, side="right").clip(1) - 1]
+    return known
 
 
 def weights(learned: LearnedWeights) -> Figure:
@@ -93,20 +130,22 @@ def outer_loss(learned: LearnedWeights) -> Figure:
     return figure
 
 
-def draw_curves(axes: Axes, values: np.ndarray, index: int, label: str) -> None:
-    """Draw the mean of the trials over the rounds, shaded by one standard deviation.
+def draw_curves(axes: Axes, values: np.ndarray, index: int, label: str, at: np.ndarray | None = None) -> None:
+    """Draw the mean of the trials over the rounds, or at other places, shaded by one standard deviation.
 
     Args:
         axes: Where to.
         values: [trials, rounds].
         index: The line's number, for colour and marker.
         label: Its name in the legend.
+        at: Where on the horizontal axis; by default at the rounds from 1.
     """
-    rounds, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
-    axes.plot(rounds, mean, label=label, **line_style(index, len(rounds)))
+    mean = values.mean(0)
+    at = np.arange(1, values.shape[1] + 1) if at is None else at
+    axes.plot(at, mean, label=label, **line_style(index, len(at)))
     if len(values) > 1:
         sd = values.std(0, ddof=1)
-        axes.fill_between(rounds, mean - sd, mean + sd, color=COLOURS[index % len(COLOURS)], alpha=0.15, lw=0)
+        axes.fill_between(at, mean - sd, mean + sd, color=COLOURS[index % len(COLOURS)], alpha=0.15, lw=0)
 
 
 def line_style(index: int, points: int) -> dict[str, Any]:

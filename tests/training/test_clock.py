@@ -10,23 +10,41 @@ import torch
 from fedunfold.core.messages import ClientUpdates, OpenUpdates
 from fedunfold.core.run_result import RunResult
 from fedunfold.rules import size
-from fedunfold.training.loop import Clock, run_rounds
+from fedunfold.training.clock import Arrived, Clock
+from fedunfold.training.loop import run_rounds
 from tests.support.federations import RUN, Plain, assert_same, mlp, simulated, tiny
 
 SLOW = 1
 ENV = tiny(rounds=4)
 
 
-def one_round_late(trained: ClientUpdates, state: Any) -> tuple[ClientUpdates, Any]:
+class Prompt:
+    """Updates arrive in the round in which they were trained."""
+
+    limit = None
+
+    def participation(self, run: str, t: int) -> None:
+        return None
+
+    def arrive(self, run: str, report: ClientUpdates, state: Any) -> Arrived:
+        return Arrived(report, state)
+
+    def describe(self) -> str:
+        return type(self).__name__
+
+
+class OneRoundLate(Prompt):
     """The slow client's update arrives a round after it was trained; its first round it counts as absent."""
-    assert isinstance(trained.updates, OpenUpdates)
-    rows = trained.updates.rows.clone()
-    held = rows[SLOW].clone()
-    if state is None:
-        arrived = torch.tensor([k != SLOW for k in range(len(rows))])
-        return trained.accept(arrived), {"held": held}
-    rows[SLOW] = state["held"]
-    return replace(trained, updates=OpenUpdates(trained.updates.clients, rows)), {"held": held}
+
+    def arrive(self, run: str, report: ClientUpdates, state: Any) -> Arrived:
+        assert isinstance(report.updates, OpenUpdates)
+        rows = report.updates.rows.clone()
+        held = rows[SLOW].clone()
+        if state is None:
+            arrived = torch.tensor([k != SLOW for k in range(len(rows))])
+            return Arrived(report.accept(arrived), {"held": held})
+        rows[SLOW] = state["held"]
+        return Arrived(replace(report, updates=OpenUpdates(report.updates.clients, rows)), {"held": held})
 
 
 def run(clock: Clock | None, file: Path | None = None, *, killed_after: int | None = None) -> RunResult:
@@ -49,21 +67,21 @@ def test_a_late_update_enters_the_round_it_arrives_in() -> None:
         updates[SLOW] = late
         parts = [share * update for share, update in zip(plain.shares, updates, strict=True)]
         model = model + torch.stack(parts).sum(0)
-    result = run(one_round_late)
+    result = run(OneRoundLate())
     assert_same(result.model, model)
     assert result.participated[:, SLOW].tolist() == [False, True, True, True]
     assert not torch.allclose(result.model, run(None).model, rtol=0, atol=1e-4)
 
 
 def test_a_clock_that_holds_nothing_back_changes_nothing() -> None:
-    assert torch.equal(run(lambda trained, state: (trained, state)).model, run(None).model)
+    assert torch.equal(run(Prompt()).model, run(None).model)
 
 
 @pytest.mark.parametrize("killed_after", [0, 2])
 def test_updates_on_their_way_are_resumed_byte_for_byte(tmp_path: Path, killed_after: int) -> None:
     whole, file = tmp_path / "whole.safetensors", tmp_path / "run.safetensors"
-    expected = run(one_round_late, whole)
+    expected = run(OneRoundLate(), whole)
     with pytest.raises(SystemExit):
-        run(one_round_late, file, killed_after=killed_after)
-    assert torch.equal(run(one_round_late, file).model, expected.model)
+        run(OneRoundLate(), file, killed_after=killed_after)
+    assert torch.equal(run(OneRoundLate(), file).model, expected.model)
     assert file.read_bytes() == whole.read_bytes()

@@ -325,6 +325,6 @@ def test_robust_aggregators_are_refused(local: ControlledOptimizer, aggregator: 
 
 
 @both
-def test_a_clock_is_refused(local: ControlledOptimizer) -> None:
-    with pytest.raises(InputError, match=f"{local.name} corrects clients by their last updates, which a clock"):
-        run(tiny(), Algorithm(local), clock=lambda report, state: (report, state))
+def test_asynchronous_rounds_are_refused(local: ControlledOptimizer) -> None:
+    with pytest.raises(InputError, match=f"{local.name} corrects clients by what the others sent in the round before"):
+        Algorithm(local, schedule="asynchronous")

@@ -224,8 +224,8 @@ def test_one_sentence_where_it_does_not_work() -> None:
         fu.run(tiny(model=()), "fedper")
     with pytest.raises(InputError, match="cannot be learned where layers stay with the clients"):
         learn(simulated(tiny()), 3, algorithm=kept)
-    with pytest.raises(InputError, match="cannot be held back by a clock"):
-        run_rounds(simulated(tiny()), size(), 3, algorithm=kept, clock=lambda trained, state: (trained, state))
+    with pytest.raises(InputError, match="stay with the clients go from round to round, and asynchronous rounds have"):
+        replace(kept, schedule="asynchronous")
     with pytest.raises(InputError, match="unknown choice of layers that stay with the clients 'first'"):
         fu.Algorithm(own_layers="first")  # type: ignore[arg-type]
     assert "duw-fedper" not in fu.method_names() and "dr-fedbn" in fu.method_names()

@@ -87,6 +87,8 @@ def run(
                 "rounds": [finite(factor * score) for score in result.scores],
                 "losses": [evaluation.loss for evaluation in result.evaluations],
                 "weights": result.weights.tolist(),
+                **({"times": result.times} if result.times else {}),
+                **({"staleness": result.staleness} if result.staleness else {}),
                 "rejected": [asdict(entry) for entry in result.rejected],
                 "warnings": result.warnings,
             }
@@ -94,7 +96,8 @@ def run(
         return
     for t, evaluation in enumerate(result.evaluations):
         score = f"{primary.label} {primary.text(factor * evaluation.score):>5}{primary.unit()}"
-        console.out.print(f"round {t + 1:3d}  {score}  loss {evaluation.loss:.4f}")
+        time = f"  time {result.times[t]:.4g} s" if result.times else ""
+        console.out.print(f"round {t + 1:3d}  {score}  loss {evaluation.loss:.4f}{time}")
     console.note(result.warnings)
     if folder is not None:
         console.say(f"records and the trained model are in {folder.path}")

@@ -13,6 +13,7 @@ import tomli_w
 from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from fedunfold.config.clock import Clock
 from fedunfold.config.fields import (
     BatchSize,
     Client,
@@ -59,6 +60,7 @@ class Environment(Settings):
             its name and settings (`selection`).
         holdout: The part of its rows that every client keeps from training and is tested on by itself.
         server_rows: How many rows the server gets of the clients', drawn among all of them; no client trains on them.
+        clock: How long clients take in simulated time, and how an asynchronous server waits for them.
         class_names: The classes in the order of their numbers; they fix how many classes there are.
         paper_schedule: The slow outer schedule of a publication.
         task: What a model is trained for; without it, classification of as many classes as there are labels.
@@ -84,6 +86,7 @@ class Environment(Settings):
     client_sampler: SamplerName = "uniform"
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     server_rows: Count | None = None
+    clock: Clock | None = None
     class_names: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     paper_schedule: OuterSchedule = OuterSchedule(iterations=400, lr=0.001)
     task: TaskField | None = None
@@ -127,9 +130,6 @@ class Environment(Settings):
         Args:
             path: The file; relative paths in it count from its folder.
 
-        Returns:
-            The environment.
-
         Raises:
             InputError: The file cannot be read, or a field is wrong; the message names it.
         """
@@ -151,9 +151,6 @@ class Environment(Settings):
         Args:
             text: TOML.
             path: The file that it is, or will be.
-
-        Returns:
-            The environment.
         """
         try:
             result = cls(**parse_toml(text))
@@ -287,8 +284,9 @@ class Environment(Settings):
         if isinstance(self.data, MemorySource):
             raise InputError("Data in memory cannot go into a TOML file; save them as .npz and use source 'npz'.")
         content = self.model_dump(mode="json", exclude_none=True)
-        if folder is not None and (given := self.data_file) is not None and is_plain_file(given):
-            content["data"]["path"] = os.path.relpath(given, folder)
+        for part, field, given in (("data", "path", self.data_file), ("clock", "trace", self.trace_file)):
+            if folder is not None and given is not None and is_plain_file(given):
+                content[part][field] = os.path.relpath(given, folder)
         return tomli_w.dumps(content)
 
     @property
@@ -297,6 +295,12 @@ class Environment(Settings):
         if isinstance(self.data, NpzSource | FeaturesSource):
             return resolve(self.data.path, self._folder)
         return None
+
+    @property
+    def trace_file(self) -> Path | None:
+        """The file of its clock's trace, where that is in one."""
+        trace = None if self.clock is None else self.clock.trace
+        return resolve(trace, self._folder) if isinstance(trace, str) else None
 
     def epochs(self, k: int, t: int) -> int:
         """E_k^(t) of client k in round t; the final evaluation, t = T, repeats the last round's."""

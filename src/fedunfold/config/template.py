@@ -16,6 +16,7 @@ COMMENTS = {
     "batch_size": "samples in a local step; a client with fewer takes what it has",
     "lr": "local learning rate: halve it if the loss jumps or diverges",
     "seed": "randomness of training; who holds which data does not change",
+    "clock": "how long clients take in simulated time",
     "class_names": "the classes by number: the first is 0",
     "task": "what a model is trained for",
     "model": "hidden layers of the classifier by width; an empty list makes it linear",

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Required, TypedDict, TypeVar
 
+from fedunfold.config.clock import Clock
 from fedunfold.config.fields import Epochs
 from fedunfold.config.model import Model
 from fedunfold.core.errors import InputError
@@ -22,6 +23,7 @@ class TrainingSettings(TypedDict, total=False):
         model: The model, or the widths of its hidden layers; by default linear.
         clients_per_round: How many clients are drawn each round; by default all of them.
         client_sampler: How they are drawn; by default "uniform".
+        clock: How long clients take; by default simulated runs have no time.
         seed: Randomness of training; 0 by default.
         name: What the environment is called.
         description: What it is, for people.
@@ -35,6 +37,7 @@ class TrainingSettings(TypedDict, total=False):
     model: Model | tuple[int, ...]
     clients_per_round: int | None
     client_sampler: str
+    clock: Clock | None
     seed: int
     name: str
     description: str

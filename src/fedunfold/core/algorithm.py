@@ -24,6 +24,7 @@ from fedunfold.core.parts import (
 
 Absent = Literal["keep", "drop", "remember"]
 UpdateFilter = Literal["finite", "norm"]
+Schedule = Literal["synchronous", "asynchronous"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Algorithm:
         aggregator: How the others become one direction (`aggregation.robust`).
         own_layers: Which layers stay with the clients: none, normalization (FedBN) or last (FedPer)
             (`core.own_layers`).
+        schedule: Whether the server waits for all clients of a round (synchronous), or makes a step as soon as some
+            updates have arrived, whatever model they were trained from (asynchronous: `core.timetable`).
 
     >>> import fedunfold as fu
     >>> Algorithm(fu.prox(mu=0.1), fu.adam(lr=0.02), absent="drop").local.mu
@@ -56,6 +59,7 @@ class Algorithm:
     filter: UpdateFilter = "finite"
     aggregator: Aggregator = field(default_factory=partial(AGGREGATORS.make, "mean"))
     own_layers: OwnLayers = "none"
+    schedule: Schedule = "synchronous"
 
     def __post_init__(self) -> None:
         for name, kind, examples in (
@@ -70,6 +74,7 @@ class Algorithm:
             ("absent_loss", "way to treat absent clients' losses", get_args(AbsentLoss)),
             ("filter", "filter of updates", get_args(UpdateFilter)),
             ("own_layers", "choice of layers that stay with the clients", get_args(OwnLayers)),
+            ("schedule", "schedule of rounds", get_args(Schedule)),
         ):
             if (given := getattr(self, name)) not in choices:
                 raise InputError(f"unknown {what} '{given}'; choose {', '.join(choices[:-1])} or {choices[-1]}.")
@@ -78,10 +83,25 @@ class Algorithm:
                 f"{self.local.name} keeps a plain mean of updates too, which {self.aggregator.name} does not guard; "
                 "take the aggregator mean, or another local optimiser."
             )
+        if self.schedule == "asynchronous":
+            self._check_asynchronous()
         object.__setattr__(self, "step_sizes", tuple(self.step_sizes))
         for t, size in enumerate(self.step_sizes):
             if not (isinstance(size, int | float) and 0 <= size < math.inf):
                 raise InputError(f"the step size of round {t} must be a finite number >= 0, not {size!r}.")
+
+    def _check_asynchronous(self) -> None:
+        """Refuse what relates the clients of a round to each other, which begin at different times."""
+        name = self.local.name
+        if isinstance(self.local, ControlledOptimizer):
+            reason = f"{name} corrects clients by what the others sent in the round before"
+        elif self.local.normalized:
+            reason = f"{name} scales the steps of a client by those of the others in its round"
+        elif self.own_layers != "none":
+            reason = "layers that stay with the clients go from round to round"
+        else:
+            return
+        raise InputError(f"{reason}, and asynchronous rounds have none; take synchronous ones, or sgd or prox.")
 
     def check_layers(self, layout: ParamLayout) -> None:
         """Refuse a model without the layers that are to stay with the clients."""

@@ -15,6 +15,7 @@ from fedunfold.core.control import Control
 from fedunfold.core.errors import InputError
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import ParamLayout
+from fedunfold.core.participation import Participation
 from fedunfold.core.parts import LocalOptimizer, OuterLoss, Selection
 from fedunfold.core.server_data import ServerData
 
@@ -74,6 +75,7 @@ class TrainRequest:
         reported: What clients last reported of the metrics that the client sampler requires, [K] each.
         own: The clients' own layers, where some stay with them (`core.own_layers`).
         control: Control variates, where the local optimiser has some (`core.control`).
+        participation: Who takes part, where the server has settled it; else it is drawn.
     """
 
     run: str
@@ -91,6 +93,7 @@ class TrainRequest:
     reported: Mapping[Metric, Tensor] = field(default_factory=dict)
     own: OwnEntries | None = None
     control: Control | None = None
+    participation: Participation | None = None
 
     @property
     def outer_along_path(self) -> OuterLoss | None:
@@ -255,6 +258,8 @@ class ClientUpdates:
         lr: η, the clients' learning rate; None where it is not known.
         model: w^(t), [d]; None where it is not known.
         server_data: Rows that the server holds itself; None where it holds none.
+        staleness: How many steps the server has made since each client began to train, [K]; None in synchronous rounds,
+            where it is 0.
 
     >>> import fedunfold as fu
     >>> equal = lambda updates, state: (updates.participated.double() / updates.participated.sum(), state)
@@ -280,6 +285,7 @@ class ClientUpdates:
     lr: float | None = None
     model: Tensor | None = None
     server_data: ServerData | None = None
+    staleness: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not len(self.cohort):

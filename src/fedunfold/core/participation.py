@@ -69,7 +69,7 @@ class RoundRng:
     def participation(
         self,
         client_ids: Sequence[str],
-        probabilities: Sequence[float],
+        probabilities: Sequence[float] | np.ndarray,
         num_examples: np.ndarray,
         clients_per_round: int | None,
         sampler: ClientSampler,

@@ -28,6 +28,8 @@ class RunResult:
         client_scores: The primary metric on each client's own training data, by client, where `model` is not what
             serves the clients; else empty.
         own: The clients' own layers, where some stay with them.
+        times: When each round ended, in simulated seconds; empty where the environment has no clock.
+        staleness: The mean staleness of the updates of every step of an asynchronous run; else empty.
 
     >>> import fedunfold as fu
     >>> result = fu.run("digits-label-skew", "uniform-fedavg")
@@ -45,6 +47,8 @@ class RunResult:
     fine_tuned: Mapping[str, float] = field(default_factory=dict)
     client_scores: Mapping[str, float] = field(default_factory=dict)
     own: OwnEntries | None = None
+    times: tuple[float, ...] = ()
+    staleness: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         (rounds, clients), primary = self.participated.shape, self.evaluations[-1].primary
@@ -61,6 +65,16 @@ class RunResult:
         clients = self.participated.shape[1]
         models = self.model.expand(clients, -1)
         return models if self.own is None else self.own.put(models, range(clients))
+
+    def time_to(self, score: float) -> float | None:
+        """When the test first reached a score, in simulated seconds; None where it never did, or there is no time.
+
+        Args:
+            score: The primary metric, a fraction where it is one.
+        """
+        primary = self.evaluations[-1].primary
+        reached = (primary.gain(own, over=score) >= 0 for own in self.scores)
+        return next((time for time, enough in zip(self.times, reached, strict=False) if enough), None)
 
     @property
     def scores(self) -> list[float]:

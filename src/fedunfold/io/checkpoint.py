@@ -30,6 +30,9 @@ CHECKPOINT_SECONDS = 5.0
 NO_CHECKSUM = "0" * 64
 _CHECKSUM = re.compile(rb"checksum\W{1,8}([0-9a-f]{64})")
 
+SPACING = 10
+"""Times as long as saving took until it is saved again."""
+
 log = logging.getLogger(__name__)
 Tensors = Mapping[str, Tensor]
 Found = TypeVar("Found")
@@ -69,20 +72,25 @@ class Checkpoint:
         self._kind = kind
         self._identity = json.loads(json.dumps(identity))
         self._seconds = CHECKPOINT_SECONDS if seconds is None else seconds
-        self._written = time.monotonic()
+        self._written, self._took = time.monotonic(), 0.0
 
     @property
     def should_save(self) -> bool:
-        return time.monotonic() - self._written >= self._seconds
+        """Whether it is time to: the larger the file, the longer between two, so that saving takes a tenth of the time
+        at most. Where it is saved after every round, it always is."""
+        spacing = max(self._seconds, SPACING * self._took) if self._seconds else 0.0
+        return time.monotonic() - self._written >= spacing
 
     def save(self, tensors: Tensors, about: object = None) -> None:
         """Write where the work stands; the newest file until now becomes the one before."""
+        began = time.monotonic()
         # One metadata entry: several would come out in an order that changes from process to process.
         header = {"checksum": NO_CHECKSUM, "format": FORMAT, "identity": self._identity, "about": about}
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         content = embed_checksum(serialize(plain, {"fedunfold": json.dumps(header)}))
         write_atomically(self.path, lambda temporary: temporary.write_bytes(content), previous=self.before)
         self._written = time.monotonic()
+        self._took = self._written - began
 
     def load(self, parse: Callable[[Tensors, Any], Found]) -> Found | None:
         """Read the newest file that is whole.

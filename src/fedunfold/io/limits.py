@@ -84,6 +84,7 @@ TABLE_TEXTS = Limit("TABLE_TEXTS", 100, "different texts in a column")  # more a
 KEY_BYTES = Limit("KEY_BYTES", 2**14, "bytes of a key file")  # a key takes less than a thousand
 ENVIRONMENT_BYTES = Limit("ENVIRONMENT_BYTES", 4 * 2**20, "bytes of an environment file")  # half a million row numbers
 NAME_PARTS = Limit("NAME_PARTS", 16, "parts of a dotted name")  # tomllib's work grows with their square
+TRACE_BYTES = Limit("TRACE_BYTES", 2**26, "bytes of a clock's trace")  # a line for each training
 LINE_BYTES = Limit("LINE_BYTES", 2**24, "bytes of a line of a CSV file")  # a file without line ends is no table
 RECORD_BYTES = Limit("RECORD_BYTES", 16 * 2**20, "bytes of a JSON record")  # Python's lists take twenty times that
 LINES_BYTES = Limit("LINES_BYTES", 2**29, "bytes of a file of JSON lines")  # a line for each round

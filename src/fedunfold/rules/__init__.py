@@ -10,6 +10,7 @@
 | afl      | climbs F_k on the simplex             | start_loss         | the worst mixture of clients           |
 | fedadp   | ∝ N_k exp(h(angle to the average))    | gradients          | outvoting clients with odd data        |
 | fedawa   | a softmax learned from updates        |                    | the same, with a memory                |
+| fedbuff  | ∝ 1/√(1 + staleness), and a step      |                    | asynchronous rounds                    |
 | feddisco | ∝ max(0, N_k/N − a d_k + b)           | (label counts)     | clients that hold few classes          |
 | fedfa    | accuracy and participation            | accuracy           | clients that come and go               |
 | fedlaw   | the best on data of the server        | (server data)      | a server with some data of its own     |
@@ -25,6 +26,7 @@ from fedunfold.rules.afl import afl
 from fedunfold.rules.dr import dr
 from fedunfold.rules.fedadp import fedadp
 from fedunfold.rules.fedawa import fedawa
+from fedunfold.rules.fedbuff import fedbuff
 from fedunfold.rules.feddisco import feddisco
 from fedunfold.rules.fedfa import fedfa
 from fedunfold.rules.fedlaw import fedlaw
@@ -46,6 +48,7 @@ __all__ = [
     "dr",
     "fedadp",
     "fedawa",
+    "fedbuff",
     "feddisco",
     "fedfa",
     "fedlaw",

@@ -30,6 +30,9 @@ number of clients as such:
 | clients      | log of how many enter              | counts     |
 | effort       | log of the mean number of steps    | counts     |
 
+A client was last seen in the round whose model it trained. So staleness is how many steps ago its update was begun,
+both of an update that the server remembers and of one that arrives late in asynchronous rounds.
+
 By its last step size a rule can make the next one longer or shorter than that.
 Unevenness is 0 where all coordinates that move at all move equally far. Counts and the aggregate of the round before
 are known to every server, earlier ones are where they are kept. Norms are a number that each client

@@ -68,16 +68,18 @@ class Measurements:
 
     @cached_property
     def seen(self) -> dict[str, list[float]]:
-        """Of every client that ever participated: in how many rounds, in which last, with how many steps and, where
-        it was reported, with which norm."""
-        report, t = self.report, float(self.report.round)
+        """Of every client that ever participated: in how many rounds, which round's model it trained last, with how
+        many steps and, where it was reported, with which norm."""
+        report = self.report
+        stale = [0] * len(report.client_ids) if report.staleness is None else report.staleness.tolist()
         found: dict[str, list[float]] = dict(self.known.get("seen", {}))
         steps, norm = report.num_steps.tolist(), report.metrics.norm
         norms = None if norm is None else norm.tolist()
         for k in compress(range(len(steps)), report.participated.tolist()):
             name = report.client_ids[k]
             reported = [] if norms is None or math.isnan(norms[k]) else [norms[k]]
-            found[name] = [found[name][0] + 1.0 if name in found else 1.0, t, float(steps[k]), *reported]
+            presences = found[name][0] + 1.0 if name in found else 1.0
+            found[name] = [presences, float(report.round - stale[k]), float(steps[k]), *reported]
         return found
 
     @cached_property

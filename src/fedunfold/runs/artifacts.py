@@ -33,6 +33,7 @@ from fedunfold.runs.schema import (
     METRICS,
     MODEL,
     MODEL_RECORD,
+    MOST_WEIGHTS,
     PRETRAINING,
     RESULT,
     RULE,
@@ -135,7 +136,10 @@ def of_comparison(environment: Environment, comparison: Comparison, unfinished: 
         files[CLIENT_SCORES] = _lines_writer(
             line for result in comparison.methods for line in _client_lines(environment, result.name, result.trials)
         )
-        files[f"{file_name(comparison.primary.name)}.png"] = partial(plotting.save, plotting.scores(comparison))
+        stem = file_name(comparison.primary.name)
+        files[f"{stem}.png"] = partial(plotting.save, plotting.scores(comparison))
+        if comparison.has_times:
+            files[f"{stem}-over-time.png"] = partial(plotting.save, plotting.scores_over_time(comparison))
     finished = {result.name: result.learned for result in comparison.methods if result.learned is not None}
     for name, learned in {**unfinished, **finished}.items():
         stem = file_name(name)
@@ -179,10 +183,20 @@ def _round_lines(method: str, trial: int, result: RunResult) -> Iterable[Mapping
     for t, evaluation in enumerate(result.evaluations):
         yield {
             **round_record(method, trial, t, evaluation),
-            "weights": result.weights[t].tolist(),
-            "participated": result.participated[t].tolist(),
+            **_weights_of(result, t),
             "rejected": {entry.client: entry.reason for entry in result.rejected if entry.round == t},
+            **({"time": result.times[t]} if result.times else {}),
+            **({"staleness": result.staleness[t]} if result.staleness else {}),
         }
+
+
+def _weights_of(result: RunResult, t: int) -> Mapping[str, Any]:
+    """Θ^(t) and who took part; of a large federation the weights of these clients alone, and their numbers."""
+    weights, participated = result.weights[t], result.participated[t]
+    if len(weights) <= MOST_WEIGHTS:
+        return {"weights": weights.tolist(), "participated": participated.tolist()}
+    clients = participated.nonzero().flatten()
+    return {"clients": clients.tolist(), "weights": weights[clients].tolist()}
 
 
 def _client_lines(environment: Environment, method: str, results: Sequence[RunResult]) -> Iterable[Mapping[str, Any]]:

@@ -261,12 +261,20 @@ def _join_trials(
 ) -> schema.MethodRecord:
     """The rounds of all trials of a method as arrays."""
     clients, classes = len(federation.clients), federation.classes if federation.classes > 1 else 0
+    lengths = [len(rounds) for rounds in trials]
     try:
+        if len(set(lengths)) > 1 and trials[0][0].time is None:
+            raise ValueError("trials have different numbers of rounds, and no time that ended them")
+        used = [[line.all_weights(clients) for line in rounds] for rounds in trials]
+        took = [[line.took_part(clients) for line in rounds] for rounds in trials]
         method = schema.MethodRecord(
             name=plain(name),
-            scores=np.array([[line.metrics[primary] for line in rounds] for rounds in trials], dtype=np.float64),
+            scores=np.array(
+                [[line.metrics[primary] for line in _lasting(rounds, max(lengths))] for rounds in trials],
+                dtype=np.float64,
+            ),
             class_accuracy=np.array([rounds[-1].class_accuracy for rounds in trials], dtype=np.float64),
-            weights=np.mean([[line.weights for line in rounds] for rounds in trials], axis=0, dtype=np.float64),
+            weights=np.mean([own[: min(lengths)] for own in used], axis=0),
             client_scores=np.array([end.client_scores for end in served], dtype=np.float64),
             rejected=_count_rejected(trials),
             metrics={
@@ -275,11 +283,11 @@ def _join_trials(
             },
             held_out=_by_client([end.held_out for end in served]),
             fine_tuned=_by_client([end.fine_tuned for end in served]),
-            influence=_influence(trials),
+            influence=Influence.of(used, took) if any(line.weights for line in trials[0]) else None,
         )
         by_client = [s for s in (method.client_scores, method.held_out, method.fine_tuned) if s is not None]
         weighed = 0 if method.is_reference else clients
-        expected = (len(trials), classes), (method.scores.shape[1], weighed)
+        expected = (len(trials), classes), (min(lengths), weighed)
         if (method.class_accuracy.shape, method.weights.shape) != expected or any(
             scores.shape != (len(trials), clients) for scores in by_client
         ):
@@ -290,14 +298,9 @@ def _join_trials(
     return method
 
 
-def _influence(trials: Sequence[Sequence[schema.RoundRecord]]) -> Influence | None:
-    """How much single clients counted; a line that does not say who took part is of all clients."""
-    if not trials[0][0].weights:
-        return None
-    return Influence.of(
-        [[line.weights for line in rounds] for rounds in trials],
-        [[line.participated or (True,) * len(line.weights) for line in rounds] for rounds in trials],
-    )
+def _lasting(rounds: Sequence[schema.RoundRecord], count: int) -> list[schema.RoundRecord]:
+    """So many rounds: a trial that ended earlier stays at its last."""
+    return [rounds[min(t, len(rounds) - 1)] for t in range(count)]
 
 
 def _by_client(trials: Sequence[tuple[float | None, ...] | None]) -> schema.Floats | None:

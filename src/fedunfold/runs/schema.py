@@ -30,6 +30,9 @@ PRETRAINING = "settings.toml"
 CARD = "card.md"
 REPORT = "report.html"  # made later, from the others; it is deleted with them
 
+MOST_WEIGHTS = 1000
+"""Of more clients, a round's line has the weights of those alone that took part."""
+
 Floats = NDArray[np.float64]
 
 
@@ -190,9 +193,12 @@ class RoundRecord(Record):
         round: Its number, from 0.
         metrics: All metrics on the test set by name, fractions in percent; None for one that is not known.
         class_accuracy: By class, in percent; None for a class without test samples.
-        weights: Θ^(t) as used; none of a reference.
+        weights: Θ^(t) as used; none of a reference. Where `clients` are named, theirs alone.
         participated: Who took part; empty where that is not on record.
         rejected: Why a client's update was rejected, by client.
+        clients: The numbers of those who took part, in a federation of many; None where all have a weight.
+        time: When it ended, in simulated seconds; None where there is no time.
+        staleness: The mean staleness of its updates, in asynchronous rounds.
     """
 
     method: str
@@ -203,6 +209,25 @@ class RoundRecord(Record):
     weights: tuple[float, ...]
     participated: tuple[bool, ...] = ()
     rejected: dict[str, str] = Field(default_factory=dict)
+    clients: tuple[Natural, ...] | None = None
+    time: float | None = None
+    staleness: float | None = None
+
+    def all_weights(self, clients: int) -> Floats:
+        """Θ^(t) of all K clients, 0 where a client is not named; ValueError where the line is not of so many."""
+        if self.clients is None:
+            return np.array(self.weights, dtype=np.float64)
+        whole = np.zeros(clients)
+        if len(self.clients) != len(self.weights) or max(self.clients, default=0) >= clients:
+            raise ValueError("it names other clients than it weighs")
+        whole[list(self.clients)] = self.weights
+        return whole
+
+    def took_part(self, clients: int) -> NDArray[np.bool_]:
+        """Who of all K clients took part; a line that does not say is of all of them."""
+        if self.clients is None:
+            return np.array(self.participated or (True,) * len(self.weights), dtype=bool)
+        return np.isin(np.arange(clients), self.clients)
 
     @model_validator(mode="before")
     @classmethod

@@ -103,6 +103,14 @@ class MethodResult:
         return [self.primary.factor() * statistics.fmean(values) for values in zip(*self.curves, strict=True)]
 
     @property
+    def times(self) -> list[float]:
+        """When every round ended, in simulated seconds, as a mean over the trials that made it; empty without time."""
+        rounds = max(len(trial.times) for trial in self.trials)
+        return [
+            statistics.fmean(trial.times[t] for trial in self.trials if t < len(trial.times)) for t in range(rounds)
+        ]
+
+    @property
     def worst_class(self) -> float | None:
         """Mean over the trials of the accuracy on the class that fares worst after the last round, in percent; None
         without classes."""
@@ -163,6 +171,8 @@ class Comparison:
     def records(self) -> list[dict[str, Any]]:
         """A row for every method, trial and round (from 1), with the test's loss and metrics, fractions in percent.
 
+        With a clock also when the round ended, in simulated seconds.
+
         `pandas.DataFrame(table.records())` is the long form that most plotting and statistics start from.
         """
         return [
@@ -171,6 +181,7 @@ class Comparison:
                 "trial": trial,
                 "round": t + 1,
                 **_row(evaluation),
+                **({"time": run.times[t]} if run.times else {}),
             }
             for result in self.methods
             for trial, run in enumerate(result.trials)
@@ -181,6 +192,11 @@ class Comparison:
     def primary(self) -> PrimaryMetric:
         """What the scores are."""
         return self.methods[0].primary if self.methods else ACCURACY
+
+    @property
+    def has_times(self) -> bool:
+        """Whether there is a simulated time for any method."""
+        return any(trial.times for method in self.methods for trial in method.trials)
 
     @property
     def other_metrics(self) -> dict[str, list[str]]:
@@ -199,6 +215,9 @@ class Comparison:
                 values = [method.metrics.get(name) for method in self.methods]
                 shown = ["–" if value is None else primary.text(value, name) for value in values]
                 columns[words(name) + primary.brackets(name)] = shown
+        if self.has_times:
+            ends = [[trial.times[-1] for trial in method.trials if trial.times] for method in self.methods]
+            columns["simulated time (s)"] = [f"{statistics.fmean(own):.4g}" if own else "–" for own in ends]
         weakest = [method.worst_class for method in self.methods]
         if None not in weakest:
             columns["worst class (%)"] = [f"{value:.1f}" for value in weakest]
@@ -265,6 +284,7 @@ class Comparison:
                     "reference": result.is_reference,
                     **_on_clients(result),
                     "rounds": list(map(finite, result.rounds)),
+                    **({"times": result.times} if result.times else {}),
                 }
                 | {"warnings": result.warnings}
                 for result in self.methods

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from fedunfold.aggregation.screening import filter_updates
 from fedunfold.aggregation.server_round import ServerState, aggregate, with_past
 from fedunfold.core.algorithm import Algorithm
-from fedunfold.core.control import ControlledOptimizer
 from fedunfold.core.errors import InputError
 from fedunfold.core.federation import Federation
 from fedunfold.core.messages import ClientUpdates
@@ -24,14 +22,11 @@ from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
 from fedunfold.io.checkpoint import Checkpoint
 from fedunfold.rules.rule import WeightingRule, decide, describe_rule, remarks_of, requested_metrics
+from fedunfold.training.clock import Arrived, Clock
 from fedunfold.training.state import RunState, load_states, save_states
 from fedunfold.version import VERSION
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[ClientUpdates, Any], tuple[ClientUpdates, Any]]
-"""When updates reach the server: from what clients trained in a round and its own state (None at first) to what arrives
-in that round and the next state. Updates held back in the state arrive in a later round: asynchronous rounds."""
 
 
 def run_rounds(
@@ -63,8 +58,8 @@ def run_rounds(
         checkpoint: The file.
         checkpoint_seconds: It is saved at most that often, and after the last round and at Ctrl-C; 0: after every
             round, None: every 5 seconds.
-        clock: When updates reach the server; by default in the round they were trained in. Whoever has not arrived
-            counts as absent. Its state is saved as a rule's is, made of numbers, strings, tensors, lists and dicts.
+        clock: When updates reach the server, in simulated time; by default in the round they were trained in, and there
+            is no time. Whoever has not arrived counts as absent. Asynchronous rounds need one.
         on_round: Called after every round with its number and the test of every run; where it returns True, training
             stops early.
 
@@ -75,13 +70,8 @@ def run_rounds(
     if rounds < 1:
         raise InputError(f"a run needs at least 1 round, not {rounds}.")
     algorithm.aggregator.check_enough(len(federation.clients))
-    if clock is not None and isinstance(algorithm.local, ControlledOptimizer):
-        raise InputError(
-            f"{algorithm.local.name} corrects clients by their last updates, which a clock holds back; run without the "
-            "clock, or with another local optimiser."
-        )
-    if clock is not None and algorithm.own_layers != "none":
-        raise InputError("layers that stay with the clients cannot be held back by a clock; run without it.")
+    if clock is None and algorithm.schedule == "asynchronous":
+        raise InputError("asynchronous rounds are simulated, by a clock, and here is none; take synchronous rounds.")
     servers = [ServerState.start(federation.initial_model(run), algorithm) for run in runs]
     first = servers[0].model
     own = OwnEntries.start(algorithm.own_layers, federation.layout, first)
@@ -98,6 +88,7 @@ def run_rounds(
             "starts": [fingerprint(state.server.model) for state in states],
             "lr": federation.lr,
             "digest": digest,
+            "clock": None if clock is None else clock.describe(),
             "version": VERSION,
         }
         store = Checkpoint(checkpoint, "run", identity, checkpoint_seconds)
@@ -116,6 +107,8 @@ def run_rounds(
 
     try:
         for t in range(saved, rounds):
+            if clock is not None and clock.limit is not None and all(state.is_past(clock.limit) for state in states):
+                break
             with threads_for(len(federation.clients) * len(first)):
                 states = _next_round(federation, rule, algorithm, clock, runs, states, t)
             save(at_once=t == rounds - 1)
@@ -144,16 +137,20 @@ def _next_round(
             *(run, t, state.server.model),
             required_metrics=requested_metrics(rule),
             own=state.own,
+            participation=None if clock is None else clock.participation(run, t),
             **state.server.carried,
         )
         for run, state in zip(runs, states, strict=True)
     ]
-    trained = zip(federation.train(requests), states, strict=True)
-    arrived = [(report, state.clock) if clock is None else clock(report, state.clock) for report, state in trained]
+    trained = zip(runs, federation.train(requests), states, strict=True)
+    arrived = [
+        Arrived(report, None) if clock is None else clock.arrive(run, report, state.clock)
+        for run, report, state in trained
+    ]
     normalized = algorithm.local.normalized
     filtered = [
-        filter_updates(report, algorithm.filter, state.log_norms, normalized=normalized)
-        for (report, _), state in zip(arrived, states, strict=True)
+        filter_updates(found.report, algorithm.filter, state.log_norms, normalized=normalized)
+        for found, state in zip(arrived, states, strict=True)
     ]
     kept = [_kept(found.report, state.own) for found, state in zip(filtered, states, strict=True)]
     reports = [
@@ -174,13 +171,23 @@ def _next_round(
             [*state.evaluations, test],
             [*state.log_norms, found.log_norms],
             [*state.rejected, *found.rejected],
-            timed,
+            timed.state,
             own,
+            [*state.times, *(() if timed.time is None else (timed.time,))],
+            [*state.staleness, *_mean_staleness(timed.report)],
         )
-        for state, (_, timed), found, (decision, remembered), (server, aggregated), test, own in zip(
+        for state, timed, found, (decision, remembered), (server, aggregated), test, own in zip(
             states, arrived, filtered, decided, servers, tests, owned, strict=True
         )
     ]
+
+
+def _mean_staleness(report: ClientUpdates) -> tuple[float, ...]:
+    """That of the updates which arrived; nothing in synchronous rounds."""
+    if report.staleness is None:
+        return ()
+    arrived = report.staleness[report.participated]
+    return (float(arrived.double().mean()) if len(arrived) else 0.0,)
 
 
 def _kept(report: ClientUpdates, own: OwnEntries | None) -> tuple[ClientUpdates, OwnEntries | None]:
@@ -203,4 +210,14 @@ def _result(state: RunState, rule: WeightingRule, algorithm: Algorithm, num_exam
     odd = of_run(participated, entering, rejected, algorithm.aggregator.min_updates)
     warnings = (*odd, *remarks_of(rule, state.rule))
     model = _whole(state.server.model, state.own, num_examples)
-    return RunResult(model, weights, participated, tuple(state.evaluations), rejected, warnings, own=state.own)
+    return RunResult(
+        model,
+        weights,
+        participated,
+        tuple(state.evaluations),
+        rejected,
+        warnings,
+        own=state.own,
+        times=tuple(state.times),
+        staleness=tuple(state.staleness),
+    )

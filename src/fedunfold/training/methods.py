@@ -18,6 +18,7 @@ rule), or how updates weighted by size are aggregated (median-, trimmed-, krum-)
 | feddyn     | feddyn          | sgd      |   |           |                     |
 | fedbn      | sgd             | sgd      |   |           |                     |
 | fedper     | sgd             | sgd      |   |           |                     |
+| fedbuff    | sgd             | sgd      |   |           |                     |
 
 ``scaffold`` and ``feddyn`` weigh alike whoever participates in a round and leave absent clients out (`drop`), as they
 were published; with a prefix they have its weights. What they converge to is the optimum of the plain mean of the
@@ -25,6 +26,10 @@ clients' losses all the same (`local.scaffold`, `local.feddyn`).
 
 In ``fedbn`` (Li et al. 2021) the normalisation layers stay with the clients, in ``fedper`` (Arivazhagan et al. 2019)
 the last layer does (`core.own_layers`); their weights cannot be learned.
+
+In ``fedbuff`` (Nguyen et al. 2022) rounds are asynchronous: the server makes a step whenever a buffer of updates is
+full (`core.timetable`), and discounts them by their staleness (`rules.fedbuff`). With a prefix it has its weights:
+``uniform-fedbuff`` discounts nothing, and in ``fedunfold-fedbuff`` the pre-trained rule reads the staleness.
 
 ``fedadp``, ``fedfa`` and ``fedlaw`` are the usual names of adp-fedavg, fa-fedavg and law-fedavg, and ``feddisco``,
 ``q-fedavg``, ``afl``, ``fedawa`` and ``online-hypergradient`` those of the rules of these names with fedavg.
@@ -65,10 +70,12 @@ BASES = {
     "feddyn": ("feddyn", "sgd"),
     "fedbn": ("sgd", "sgd"),
     "fedper": ("sgd", "sgd"),
+    "fedbuff": ("sgd", "sgd"),
 }
 OWN_LAYERS: dict[str, OwnLayers] = {"fedbn": "normalization", "fedper": "last"}
 CONTROLLED = ("scaffold", "feddyn")
 """Bases of which the plain mean of those who participate is a part, so that no other aggregator takes its place."""
+ASYNCHRONOUS = "fedbuff"
 LEARNED = "duw"
 PRETRAINED = "fedunfold"
 SHORT_RULES = {"adp": "fedadp", "fa": "fedfa", "law": "fedlaw"}
@@ -128,12 +135,16 @@ def method_names() -> tuple[str, ...]:
     >>> "duw-fednova" in method_names()
     True
     """
-    rules = [name for name in RULES.names() if name not in ("size", *SHORT_RULES.values())]
+    rules = [name for name in RULES.names() if name not in ("size", ASYNCHRONOUS, *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
     pairs = ((prefix, base) for prefix in prefixes for base in BASES)
-    impossible = {(LEARNED, base) for base in OWN_LAYERS} | {(kind, base) for kind in ROBUST for base in CONTROLLED}
+    impossible = {(LEARNED, base) for base in (*OWN_LAYERS, ASYNCHRONOUS)} | {
+        (kind, base) for kind in ROBUST for base in CONTROLLED
+    }
     combined = (f"{prefix}-{base}" for prefix, base in pairs if (prefix, base) not in impossible)
-    return (*BASES, *ALIASES, *combined, PRETRAINED, TABLE.name, *pretrained_names())
+    learned = (PRETRAINED, *pretrained_names())
+    asynchronous = (f"{name}-{ASYNCHRONOUS}" for name in learned)
+    return (*BASES, *ALIASES, *combined, *learned, *asynchronous, TABLE.name)
 
 
 def method(name: str) -> Method:
@@ -148,8 +159,10 @@ def method(name: str) -> Method:
         raise InputError(
             f"'{name}' is no federated method but a reference; name it in a comparison, which simulates it."
         )
-    if name == PRETRAINED or name in pretrained_names():
-        return replace(as_method(pretrained() if name == PRETRAINED else pretrained(name)), name=name)
+    family = name.removesuffix(f"-{ASYNCHRONOUS}")
+    if family == PRETRAINED or family in pretrained_names():
+        chosen = replace(as_method(pretrained() if family == PRETRAINED else pretrained(family)), name=name)
+        return chosen if family == name else asynchronous(chosen)
     if name not in method_names():
         raise InputError(unknown("method", name, method_names(), (*BASES, *ALIASES, PRETRAINED, TABLE.name)))
     prefix, _, base = ALIASES.get(name, name).rpartition("-")
@@ -157,15 +170,25 @@ def method(name: str) -> Method:
     algorithm = Algorithm(
         LOCAL_OPTIMIZERS.make(local),
         SERVER_OPTIMIZERS.make(server),
-        absent="drop" if base in CONTROLLED else "keep",
+        absent="drop" if base in (*CONTROLLED, ASYNCHRONOUS) else "keep",
         aggregator=AGGREGATORS.make(ROBUST.get(prefix, "mean")),
         own_layers=OWN_LAYERS.get(base, "none"),
+        schedule="asynchronous" if base == ASYNCHRONOUS else "synchronous",
     )
     if prefix == LEARNED:
         return Method(name, algorithm, None)
-    own_rule = "uniform" if base in CONTROLLED else "size"
+    own_rule = "uniform" if base in CONTROLLED else ASYNCHRONOUS if base == ASYNCHRONOUS else "size"
     rule = own_rule if not prefix or prefix in ROBUST else SHORT_RULES.get(prefix, prefix)
     return Method(name, algorithm, RULES.make(rule))
+
+
+def asynchronous(given: Method) -> Method:
+    """The same method in asynchronous rounds, under its own name.
+
+    >>> asynchronous(method("fedprox")).algorithm.schedule
+    'asynchronous'
+    """
+    return replace(given, algorithm=replace(given.algorithm, schedule="asynchronous"))
 
 
 def changed(

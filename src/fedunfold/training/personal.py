@@ -64,7 +64,7 @@ class FineTuning:
         clients = tuple(
             Client(key=own.key, epochs=own.epochs if epochs == "own" else max(1, epochs)) for own in env.clients
         )
-        everybody = env.replace(clients=clients, clients_per_round=None)
+        everybody = env.replace(clients=clients, clients_per_round=None, clock=None)
         return cls(federation.over(everybody, federation.data), held, epochs)
 
     def models(self, result: RunResult, run: str, algorithm: Algorithm) -> Tensor:

@@ -202,6 +202,7 @@ def pooled(env: Environment, data: FederatedData) -> Environment:
 def _single(env: Environment, data: FederatedData, epochs: int | tuple[int, ...]) -> Environment:
     return env.replace(
         holdout=None,
+        clock=None,
         data=MemorySource(data=data),
         partition=GivenPartition(),
         clients=(Client(key=data.keys[0], epochs=epochs),),

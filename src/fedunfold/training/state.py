@@ -29,6 +29,8 @@ class RunState:
         rejected: Whose updates were rejected.
         clock: What the clock remembers.
         own: The clients' own layers, where some stay with them.
+        times: When each step was made, in simulated seconds; empty where there is no time.
+        staleness: The mean staleness of every step's updates; empty in synchronous rounds.
     """
 
     server: ServerState
@@ -40,16 +42,23 @@ class RunState:
     rejected: list[RejectedUpdate] = field(default_factory=list)
     clock: Any = None
     own: OwnEntries | None = None
+    times: list[float] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
         return len(self.weights)
+
+    def is_past(self, limit: float) -> bool:
+        """Whether simulated time has come to a limit."""
+        return bool(self.times) and self.times[-1] >= limit
 
     def _check(self) -> None:
         """ValueError where this is not the state of one run: rows [K] for every round."""
         reported = self.server.reported.values()
         rows = [row.shape for row in (*self.weights, *self.participated, *self.log_norms, *reported)]
         counts = {len(self.weights), len(self.participated), len(self.evaluations), len(self.log_norms)}
+        counts |= {len(found) for found in (self.times, self.staleness) if found}
         if len(counts) > 1 or counts == {0} or len(set(rows)) > 1 or len(rows[0]) != 1:
             raise ValueError("its rounds are not alike")
         numbers = all(row.is_floating_point() for row in (*self.weights, *self.log_norms, *reported))
@@ -72,6 +81,7 @@ class RunState:
         rejected = [asdict(entry) for entry in self.rejected]
         primary = self.evaluations[-1].primary
         named = [primary.name, primary.greater_is_better, sorted(primary.percentages)]
+        states |= {"times": self.times, "staleness": self.staleness}
         return tensors | remembered, states | {"tests": tests, "primary": named, "rejected": rejected}
 
     @classmethod
@@ -92,6 +102,8 @@ class RunState:
             [RejectedUpdate(**entry) for entry in about["rejected"]],
             from_plain(about["clock"], tensors),
             OwnEntries.from_tensors(tensors, device),
+            [float(time) for time in about["times"]],
+            [float(mean) for mean in about["staleness"]],
         )
         state._check()
         return state

@@ -9,6 +9,7 @@ from fedunfold.core.run_result import RunResult
 from fedunfold.engines.simulation import SimulatedFederation
 from fedunfold.rules.rule import for_rounds
 from fedunfold.tracking import CallbackList
+from fedunfold.training.clock import clock_for
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method
 
@@ -36,6 +37,7 @@ def run_trials(
     assert chosen.rule is not None
     rounds = federation.environment.rounds
     rule = for_rounds(chosen.rule, rounds)
+    clock = clock_for(federation.environment, federation.data, chosen.algorithm, rounds)
     runs: list[RunResult] = []
     for first in trials[:: federation.max_parallel_runs]:
 
@@ -54,6 +56,7 @@ def run_trials(
             digest=digest,
             checkpoint=checkpoint(f"trial-{first}"),
             checkpoint_seconds=None,
+            clock=clock,
             on_round=report,
         )
         for trial, found in zip(together, outcomes, strict=True):

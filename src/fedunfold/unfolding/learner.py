@@ -119,6 +119,11 @@ def check_learnable(algorithm: Algorithm) -> None:
             f"weights cannot be learned through the aggregator '{algorithm.aggregator.name}', which is no weighted "
             "sum; learn with the mean, and run the result with that aggregator."
         )
+    if algorithm.schedule != "synchronous":
+        raise InputError(
+            "weights cannot be learned through asynchronous rounds; learn them in synchronous ones, or take a rule "
+            "that reads the staleness, such as fedbuff or a pre-trained one."
+        )
     if algorithm.own_layers != "none":
         raise InputError(
             "weights cannot be learned where layers stay with the clients, which the adjoint does not reach; learn "

@@ -124,7 +124,7 @@ def test_sample_coefficients_are_the_means_a_sample_enters(
 def test_what_was_drawn_ahead_is_not_drawn_again_and_is_for_those_clients_alone() -> None:
     env = tiny(participation_probability=0.6)
     sampler = BatchSampler(env, env.load(), torch.device("cpu"), torch.float64)
-    shares = sampler.slices(1)
+    shares = [sampler.slices(1)[k] for k in range(3)]
     first, second = ([(RoundRng(sampler.seed, run, 1), own) for own in shares] for run in ("trial-0", "trial-1"))
     sampler.draw_ahead(first)
     sampler.upload_ahead()
@@ -144,6 +144,5 @@ def test_slices_are_those_of_the_round() -> None:
     sampler = BatchSampler(env, env.load(), torch.device("cpu"), torch.float64)
     for t in (0, 2, 1, 0):
         found = sampler.slices(t)
-        assert [own.epochs for own in found] == [t + 1, 2]
-        assert [own.size for own in found] == [7, 4]
-        assert sampler.slices(t) is found
+        assert [found[k] for k in range(2)] == [ClientSlice("a", 0, 7, t + 1), ClientSlice("b", 7, 4, 2)]
+        assert found.steps(3).tolist() == [3 * (t + 1), 4]

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fedunfold.engines.flower.bfloat16 import bfloat16_mod
+from fedunfold.engines.flower.buffered import BufferedStrategy
 from fedunfold.engines.flower.client import client_app, registration_mod, report_metrics_mod
 from fedunfold.engines.flower.federations import (
     FederationConfig,
@@ -26,6 +27,7 @@ from fedunfold.engines.flower.server import RemoteFederation
 from fedunfold.engines.flower.strategy import WeightedStrategy
 
 __all__ = [
+    "BufferedStrategy",
     "ClientDescription",
     "FederationConfig",
     "LocalClient",

@@ -54,6 +54,8 @@ class Progress:
         rejected: Whose replies of this round were rejected, and why.
         has_trained: Whether any round has trained the model.
         problem: Why the last round has not.
+        staleness: By node, how many steps the server has made since this step's clients were sent a model; None where
+            they were all sent the newest.
         store: Where all of this is saved.
     """
 
@@ -80,6 +82,7 @@ class Progress:
     rejected: dict[str, str] = field(default_factory=dict)
     has_trained: bool = False
     problem: str = ""
+    staleness: Mapping[int, int] | None = None
     store: Checkpoint | None = None
 
     @classmethod

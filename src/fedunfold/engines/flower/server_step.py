@@ -157,6 +157,9 @@ def _report(
     request = TrainRequest("", run.round, model, algorithm.local, metrics)
     report = merge_replies(request, sizes, Participation(cohort, cohort), replies, layout, steps, updates=sent)
     report = replace(report, label_counts=run.roster.label_counts_of(client_ids))
+    if run.staleness is not None:
+        late = {run.roster.name(node): steps for node, steps in run.staleness.items()}
+        report = replace(report, staleness=torch.tensor([late.get(name, 0) for name in client_ids]))
     if "gradients" not in metrics:
         return report
     # Up to the learning rate, which all clients share and angles do not see.

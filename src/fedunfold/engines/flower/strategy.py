@@ -123,6 +123,8 @@ class WeightedStrategy(FedAvg):
         self.algorithm = replace(learned_for, **{name: part for name, part in changes.items() if part is not None})
         if isinstance(local := self.algorithm.local, ControlledOptimizer):
             raise InputError(f"the rule is for {local.name}, by which no client of an app trains; take another rule.")
+        if self.algorithm.schedule == "asynchronous":
+            raise InputError("WeightedStrategy waits for all clients of a round; take a rule for synchronous rounds.")
         self.failures = Failures()
         self.weights: list[dict[str, float]] = []
         self._metric_names = metric_names or {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedunfold.config import Environment
+from fedunfold.config.clock import client_times
 from fedunfold.core.messages import Metric
 from fedunfold.core.participation import Participation, RoundRng, epochs_at
 from fedunfold.core.parts import CLIENT_SAMPLERS
@@ -51,6 +52,33 @@ class ClientSlice:
     def steps(self, batch_size: int) -> int:
         """τ_k = E_k ⌈N_k/B⌉."""
         return self.epochs * -(-self.size // batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSlices:
+    """All clients' rows in a round, as arrays: of many clients few train.
+
+    Attributes:
+        client_ids: The clients.
+        starts: Their first rows, [K].
+        sizes: N_k, [K].
+        epochs: E_k, [K].
+    """
+
+    client_ids: tuple[str, ...]
+    starts: np.ndarray
+    sizes: np.ndarray
+    epochs: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+    def __getitem__(self, k: int) -> ClientSlice:
+        return ClientSlice(self.client_ids[k], int(self.starts[k]), int(self.sizes[k]), int(self.epochs[k]))
+
+    def steps(self, batch_size: int) -> np.ndarray:
+        """τ_k, [K]."""
+        return np.asarray(self.epochs * -(-self.sizes // batch_size))
 
 
 Clients = Sequence[tuple[RoundRng, ClientSlice]]
@@ -149,9 +177,11 @@ class BatchSampler:
         self._data, self._device, self._dtype, self._threads = data, device, dtype, threads
         self.seed, self._cohort_size = environment.seed, environment.clients_per_round
         self._sampler = CLIENT_SAMPLERS.parse(environment.client_sampler)
-        self._probabilities = [client.participation_probability for client in environment.clients]
+        self._probabilities = np.array([client.participation_probability for client in environment.clients])
+        traced = environment.clock is not None and environment.clock.trace is not None
+        self._times = client_times(environment, data) if traced else None
         self._epochs = [client.epochs for client in environment.clients]
-        self._slices: tuple[int, list[ClientSlice]] | None = None
+        self._starts = np.array(data.offsets[:-1])
         self._ahead: tuple[Clients, BatchPlan] | None = None
         self._uploaded: DeviceBatchPlan | None = None
 
@@ -162,20 +192,13 @@ class BatchSampler:
 
     def participation(self, rng: RoundRng, reported: Mapping[Metric, Tensor]) -> Participation:
         """Who takes part in a round, given what clients last reported."""
-        return rng.participation(
-            self._data.keys, self._probabilities, self.sizes, self._cohort_size, self._sampler, reported
-        )
+        likely = self._probabilities if self._times is None else self._times.reachable(rng.round)
+        return rng.participation(self._data.keys, likely, self.sizes, self._cohort_size, self._sampler, reported)
 
-    def slices(self, t: int) -> list[ClientSlice]:
-        """All clients' rows in round t, made once for all runs that are in it."""
-        if self._slices is None or self._slices[0] != t:
-            offsets = self._data.offsets
-            slices = [
-                ClientSlice(key, offsets[k], offsets[k + 1] - offsets[k], epochs_at(self._epochs[k], t))
-                for k, key in enumerate(self._data.keys)
-            ]
-            self._slices = t, slices
-        return self._slices[1]
+    def slices(self, t: int) -> ClientSlices:
+        """All clients' rows in round t."""
+        epochs = np.array([epochs_at(own, t) for own in self._epochs])
+        return ClientSlices(self._data.keys, self._starts, self.sizes, epochs)
 
     def batches(self, clients: Clients) -> DeviceBatchPlan:
         """The minibatches of clients, unless they were drawn ahead."""

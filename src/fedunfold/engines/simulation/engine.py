@@ -233,7 +233,7 @@ class SimulatedFederation:
         if request.control is not None:
             for vector in (request.control.shared, *request.control.own.values()):
                 self.layout.check(vector, "a control variate")
-        return RoundContext.of(request, self._sampler, self.lr, taking_part)
+        return RoundContext.of(request, self._sampler, self.lr, taking_part or request.participation)
 
     def _batches_runs(self, requests: Sequence[TrainRequest]) -> bool:
         """Whether the clients of these rounds train together: on a GPU, where the same is requested of them."""
@@ -254,7 +254,7 @@ class SimulatedFederation:
 
     def _draw_ahead(self, rounds: Sequence[RoundContext]) -> None:
         """Draw the next round's minibatches while a GPU is busy with this one's, unless who trains depends on it."""
-        if self.device.type == "cpu" or self._sampler.required_metrics:
+        if self.device.type == "cpu" or self._sampler.required_metrics or rounds[0].request.participation:
             return
         requests = [replace(context.request, round=context.request.round + 1) for context in rounds]
         following = [self._context(request) for request in requests]
@@ -340,8 +340,8 @@ class SimulatedFederation:
         return loss
 
     def _check_divergence(self, finite: np.ndarray, context: RoundContext) -> None:
-        """One client that diverges is rejected; where nobody is left, it is the training that diverges."""
-        if not finite.any():
+        """One client that diverges is rejected; where nobody of a round is left, it is the training that diverges."""
+        if not finite.any() and context.request.participation is None:
             others = f" and whoever else participated ({len(finite) - 1})" if len(finite) > 1 else ""
             first = self.data.keys[int(context.clients[0])]
             raise self._divergence(f"client '{first}'{others} {NOT_FINITE}", context)

@@ -18,7 +18,7 @@ from fedunfold.core.parts import OuterLoss, Selection
 from fedunfold.core.threading import threads_for
 from fedunfold.engines.simulation.backend import Backend, sums_gradients
 from fedunfold.engines.simulation.backends.base import LocalTrainer, OuterWeights, StepSums
-from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice, upload
+from fedunfold.engines.simulation.batching import BatchSampler, Clients, ClientSlice, ClientSlices, upload
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RoundContext:
 
     request: TrainRequest
     rng: RoundRng
-    slices: list[ClientSlice]
+    slices: ClientSlices
     cohort: np.ndarray
     participating: np.ndarray
     steps: np.ndarray
@@ -56,7 +56,7 @@ class RoundContext:
         taking_part = sampler.participation(rng, request.reported) if taking_part is None else taking_part
         cohort, participating = taking_part.cohort, taking_part.participating
         slices = sampler.slices(request.round)
-        steps = np.where(participating, [own.steps(sampler.batch_size) for own in slices], 0)
+        steps = np.where(participating, slices.steps(sampler.batch_size), 0)
         scales = request.optimizer.scales(np.where(cohort, sampler.sizes, 0), steps, lr)
         if (broadcast := request.broadcast) is not None:
             scales = np.full(len(slices), broadcast.step_scale), np.full(len(slices), broadcast.update_scale)
@@ -110,7 +110,7 @@ class RoundContext:
 
     def client_factors(self, outer: OuterLoss) -> np.ndarray:
         """1/E_k where the outer loss counts a client once, else 1."""
-        epochs = np.array([own.epochs for own in self.slices], dtype=np.float64)
+        epochs = self.slices.epochs.astype(np.float64)
         return 1 / epochs if outer.per_epoch else np.ones(len(epochs))
 
 

@@ -26,6 +26,7 @@ from fedunfold.studies.benchmark.records import TRIAL, TUNING, RunRecord, RunRec
 from fedunfold.studies.benchmark.suites import Place
 from fedunfold.studies.costs import Costs, learning_costs
 from fedunfold.studies.processes import OnPart
+from fedunfold.training.clock import clock_for
 from fedunfold.training.loop import run_rounds
 from fedunfold.training.methods import Method, learned_method
 from fedunfold.unfolding import check_learnable, learn
@@ -188,8 +189,9 @@ class BenchmarkRun:
                 on_part((done + now * (t + 1) / rounds) / len(runs))
 
             rule, algorithm = for_rounds(method.rule, rounds), method.algorithm
+            clock = clock_for(federation.environment, federation.data, algorithm, rounds)
             try:
-                found += run_rounds(federation, rule, rounds, some, algorithm=algorithm, on_round=report)
+                found += run_rounds(federation, rule, rounds, some, algorithm=algorithm, clock=clock, on_round=report)
             except DivergenceError as error:
                 if len(some) == 1:
                     found.append(str(error))
