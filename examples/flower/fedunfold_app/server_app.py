@@ -32,14 +32,12 @@ def main(grid: Grid, context: Context) -> None:
     runs: dict[str, Any] = {}
     for name, (rule, algorithm) in contenders(clients, config, folder).items():
         state = folder / f"{name}-run.safetensors" if folder else None
-        # The same updates under two sets of weights would tell the server of secure sums more than their sums.
-        run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
         rounds = clients.environment.rounds
 
         def progress(t: int, _: object, name: str = name, rounds: int = rounds) -> None:
             print(f"{name}: round {t + 1} of {rounds}", flush=True)
 
-        (result,) = run_rounds(clients, rule, rounds, [run], algorithm=algorithm, checkpoint=state, on_round=progress)
+        (result,) = run_rounds(clients, rule, rounds, algorithm=algorithm, checkpoint=state, on_round=progress)
         last, metric = result.evaluations[-1], PrimaryMetric.of(clients.task)
         runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
         score = f"{metric.label} {metric.text(metric.factor() * last.score)}{metric.unit()}"
@@ -86,6 +84,8 @@ def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -
     if chosen.rule is not None:
         return {chosen.name: (chosen.rule, chosen.algorithm), **sizes}
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=config["iterations"])
+    if clients.sums_only:  # which no update may enter twice
+        learning = replace(learning, initial_model="resample")
 
     def progress(so_far: fu.LearnedWeights) -> None:
         print(f"outer step {len(so_far.losses)} of {learning.iterations}: loss {so_far.losses[-1]:.5g}", flush=True)

@@ -45,12 +45,18 @@ from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, unroll_and_
 from tests.engines.flower.test_server import remote
 from tests.support.federations import simulated, tiny
 from tests.support.grid import LocalGrid
+from tests.support.run_names import named_as_given
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8}
 TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 10 * error_bound(5)}  # three rounds carry the error of their sums on
 
 Fails = Callable[[str, str, int], bool]
 """Whether a client fails to answer: by its key, the kind of message, and how many of that kind it had before."""
+
+
+@pytest.fixture(autouse=True)
+def _names_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    named_as_given(monkeypatch)
 
 
 def five(**settings: Any) -> Environment:
@@ -156,7 +162,8 @@ def test_gradients(adjoint: AdjointKind, outer: str, algorithm: dict[str, Any]) 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_learned_weights(adjoint: AdjointKind) -> None:
     env = five(participation_probability=0.8, seed=3)
-    learning = Learning(iterations=2, lr=0.1, adjoint=adjoint, step_sizes="learned")
+    how: dict[str, Any] = {"step_sizes": "learned", "initial_model": "resample"}
+    learning = Learning(iterations=2, lr=0.1, adjoint=adjoint, **how)
     here, there = (learn(f, 2, learning=learning) for f in (simulated(env), secure(env)))
     torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
 
@@ -336,7 +343,8 @@ def test_rules_and_absences_that_need_single_vectors() -> None:
     ):
         run_rounds(clients, size(), 1, algorithm=Algorithm(absent="remember"))
     with pytest.raises(InputError, match="under 'remember'"):
-        learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=Learning(iterations=1))
+        learning = Learning(iterations=1, initial_model="resample")
+        learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=learning)
     for algorithm in (Algorithm(filter="norm"), Algorithm(aggregator=median()), Algorithm(server=fedlws())):
         with pytest.raises(
             InputError, match=r"which the filter by norm, the aggregators .* and the server fedlws compare"

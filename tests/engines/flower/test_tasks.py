@@ -39,6 +39,7 @@ from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind
 from tests.support.federations import assert_same
 from tests.support.grid import LocalGrid, Spoil
+from tests.support.run_names import named_as_given
 from tests.unfolding.test_task_gradients import CASES, TOKENS, federation_of, perceptron
 
 KEYS = ("a", "b", "c")
@@ -180,9 +181,10 @@ def test_nobody_answers_a_test() -> None:
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 @pytest.mark.parametrize("name", ["mse", "efron"])
-def test_learning_in_secure_sums(name: str, adjoint: AdjointKind) -> None:
+def test_learning_in_secure_sums(name: str, adjoint: AdjointKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    named_as_given(monkeypatch)
     env, build = case(name, absent=False)
-    learning = Learning(iterations=2, adjoint=adjoint)
+    learning = Learning(iterations=2, adjoint=adjoint, initial_model="resample")
     here = learn(SimulatedFederation(env, model=build, dtype=torch.float64), 3, learning=learning)
     there = learn(self_testing(env, build, secure=True), 3, learning=learning)
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=100 * error_bound(3))

@@ -58,6 +58,8 @@ class SecureFederation(RemoteFederation):
         **named: As for `RemoteFederation`.
     """
 
+    sums_only = True
+
     def __init__(self, transport: SecureTransport, *more: Any, **named: Any) -> None:
         super().__init__(transport, *more, **named)
         self._exchange = transport.exchange

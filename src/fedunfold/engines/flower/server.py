@@ -84,9 +84,11 @@ class RemoteFederation:
         clients: All K clients.
         layout: What the entries of a model are.
         max_parallel_runs: 1; runs are carried out one after the other.
+        sums_only: Whether the server sees sums of updates only.
     """
 
     max_parallel_runs = 1
+    sums_only = False
 
     def __init__(
         self,
