@@ -16,9 +16,9 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.engines.flower import RemoteFederation, client_app, client_from_environment, federation_from_environment
-from fedunfold.engines.flower.client import SECURE
 from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
 from fedunfold.engines.flower.secagg.protocol import ShareDelivery, read
+from fedunfold.engines.flower.secure_client import SECURE
 from fedunfold.engines.flower.wire import read_instruction
 from fedunfold.local import nova, prox
 from fedunfold.rules import (
@@ -46,6 +46,7 @@ from tests.engines.flower.test_server import remote
 from tests.support.federations import simulated, tiny
 from tests.support.grid import LocalGrid
 from tests.support.run_names import named_as_given
+from tests.support.site_keys import fresh_folder, node_configs
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8}
 TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 10 * error_bound(5)}  # three rounds carry the error of their sums on
@@ -64,12 +65,13 @@ def five(**settings: Any) -> Environment:
 
 
 class Flaky(LocalGrid):
-    """Clients of secure sums, some of which fail some of the time."""
+    """Clients of secure sums that trust no server, some of which fail some of the time."""
 
-    def __init__(self, env: Environment, fails: Fails | None = None) -> None:
+    def __init__(self, env: Environment, fails: Fails | None = None, **settings: Any) -> None:
         keys = env.load().keys
         app = client_app(lambda context: client_from_environment(env, context, torch.float64))
-        super().__init__(app, {100 + k: {"client-id": key, "secure-aggregation": True} for k, key in enumerate(keys)})
+        configs = node_configs(fresh_folder(), keys, **{"max-projections": 1000, **settings})
+        super().__init__(app, {100 + k: configs[key] for k, key in enumerate(keys)})
         self.received: list[tuple[Message, Message]] = []
         counts: dict[tuple[str, str], int] = {}
 
@@ -241,7 +243,7 @@ def test_a_client_that_restarts_within_a_sum_is_lost_for_that_sum_alone(caplog: 
 def test_fewer_than_the_threshold() -> None:
     env = five()
     clients = secure(env, lambda key, kind, seen: kind == "mask" and key in "abc" and seen == 1)
-    with pytest.raises(FederationError, match="round 1: 2 clients sent a vector to the secure sum, and at least 3"):
+    with pytest.raises(FederationError, match="round 1: 2 clients sent a vector to the secure sum, and at least 4"):
         run_rounds(clients, size(), 3)
 
 

@@ -26,8 +26,8 @@ from fedunfold.engines.flower import (
     client_from_environment,
     federation_from_environment,
 )
-from fedunfold.engines.flower.client import SECURE
 from fedunfold.engines.flower.secagg.fixed_point import error_bound
+from fedunfold.engines.flower.secure_client import SECURE
 from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.flower.wire import read_registration
 from fedunfold.engines.simulation import SimulatedFederation
@@ -55,7 +55,8 @@ def case(name: str, *, absent: bool = True) -> tuple[Environment, ModelFactory]:
 
 def grid_of(env: Environment, build: ModelFactory, spoil: Spoil | None = None, *, secure: bool = False) -> LocalGrid:
     app = client_app(lambda context: client_from_environment(env, context, torch.float64, model=build))
-    return LocalGrid(app, {100 + k: {"client-id": key, SECURE: secure} for k, key in enumerate(KEYS)}, spoil)
+    of_all = {SECURE: secure, "roster": "none", "max-projections": 100}
+    return LocalGrid(app, {100 + k: {"client-id": key, **of_all} for k, key in enumerate(KEYS)}, spoil)
 
 
 def both(name: str) -> tuple[SimulatedFederation, RemoteFederation]:

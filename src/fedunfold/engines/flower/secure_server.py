@@ -65,6 +65,7 @@ class SecureFederation(RemoteFederation):
         self._exchange = transport.exchange
         # By run and round: absent clients whose outer loss has been counted, and whose gradient is still to come.
         self._pending: dict[tuple[str, int], list[str]] = {}
+        self._recorded: dict[str, int] = {}
 
     def weighted_updates(self, request: TrainRequest, weights: Mapping[str, float]) -> SumResult:
         """Σ_k c_k (w_k − w^(t)) over the clients that have a weight, or those of them that get through."""
@@ -145,7 +146,7 @@ class SecureFederation(RemoteFederation):
             expected = replace(self._expected(message_type, request, trains=instruction.trains), arrays=masked)
             weight = (weights or {}).get(client_id, 1.0)
             parts[client_id] = SumTerm(message_type, array, instruction, arrays, expected.check, weight)
-        return SumProtocol(self._exchange, self.failures, f"round {request.round}").run(parts)
+        return SumProtocol(self._exchange, self.failures, f"round {request.round}", self._recorded).run(parts)
 
     def _vector(self, found: SumResult) -> Tensor:
         return torch.from_numpy(found.total).to(self._dtype)
