@@ -2,8 +2,8 @@
 
 What a site demands is in its node-config, because the run's config is the server's to write: `secure-aggregation`,
 whether no vector is to leave it but in a secure sum; `roster`, a JSON file of all sites' names and public keys, or
-"none" where the server is trusted to follow the protocol; `signing-key`, the file with the site's private key; `record`,
-the file with what it has revealed; and the bounds of `secagg.policy`, such as `min-members`.
+"none" where the server is trusted to follow the protocol; `signing-key`, the file with the site's private key;
+`record`, the file with what it has revealed; and the bounds of `secagg.policy`, such as `min-members`.
 """
 
 from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientUpdates, OuterTerms, TrainRequest
 from fedunfold.core.outcomes import OuterLossResult
 from fedunfold.engines.flower.schema import ClientReply
@@ -72,9 +72,14 @@ class SecureFederation(RemoteFederation):
         return self._sum(request, dict.fromkeys(weights, UPDATE), weights=weights)
 
     def inner_products(self, request: TrainRequest, client_ids: Sequence[str], vector: Tensor) -> dict[str, float]:
-        """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
+        """⟨v, w_k − w^(t)⟩ of those of these clients that answer; `FederationError` where none does."""
         adjoints = dict.fromkeys(client_ids, vector)
         replies = self._request("inner_products", request, client_ids, adjoints=adjoints)
+        if not replies:
+            raise FederationError(
+                f"round {request.round}: no client answered with the projection of its update; the log says why. Where "
+                "they have answered as many as they ever do, raise max-projections in their node-configs."
+            )
         return {client_id: reply.metrics["inner_product"] for client_id, reply in replies.items()}
 
     # --- one run -----------------------------------------------------------------------------------------
