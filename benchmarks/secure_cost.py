@@ -141,12 +141,9 @@ def measure_sums(clients: int, lost: int, rounds: int, log: Log = lambda what: N
     """The same run openly, with secure sums among neighbours, and with all clients as neighbours."""
     env = federation([(SAMPLES, EPOCHS)] * clients, rounds)
     rows, entries = [], 0
-    for part in ("_task_id", "_run_id", "_node_id"):
-        setattr(TaskIdentity, part, 1)  # which Flower sets where a run begins, and messages ask for
-    logging.getLogger("fedunfold").setLevel(logging.ERROR)  # clients drop out, as they are to
     for name in (OPEN, NEIGHBOURS, COMPLETE):
         log(name)
-        with tempfile.TemporaryDirectory() as folder, _complete(name == COMPLETE):
+        with tempfile.TemporaryDirectory() as folder, _complete(name == COMPLETE), _in_a_run():
             cost, entries = _measure(env, name, lost, Path(folder))
             rows.append(cost)
     return SumCosts(machine(), images(), clients, lost, rounds, entries, rows)
@@ -186,8 +183,23 @@ def _complete(whether: bool) -> Iterator[None]:
     """Have all clients be each other's neighbours, however many there are."""
     with patch.object(graph, "COMPLETE", 10**9 if whether else graph.COMPLETE):
         graph.reach.cache_clear()
-        yield
-    graph.reach.cache_clear()
+        try:
+            yield
+        finally:
+            graph.reach.cache_clear()
+
+
+@contextmanager
+def _in_a_run() -> Iterator[None]:
+    """What Flower sets where a run begins, and messages ask for; without a word about clients that are to drop out."""
+    log = logging.getLogger("fedunfold")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with patch.multiple(TaskIdentity, _task_id=1, _run_id=1, _node_id=1):
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _node_configs(folder: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
