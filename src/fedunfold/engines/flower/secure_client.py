@@ -28,6 +28,7 @@ from fedunfold.engines.flower.secagg.record import Claim, SumRecord
 from fedunfold.engines.flower.secagg.statements import common_request, model_digest, own_request, scale_of
 from fedunfold.engines.flower.wire import read_instruction, reply_record
 from fedunfold.io.atomic import read_json, read_text, write_atomically
+from fedunfold.io.limits import LimitError
 
 OpenClient = Callable[[Context], LocalClient]
 Roster = Mapping[str, str]
@@ -129,6 +130,8 @@ class Site:
                 f"client '{name}' cannot read its record {file} ({error.strerror}), without which it would reveal the "
                 "same again; bring it back, or, if this site has never taken part, make an empty file of that name."
             ) from error
+        except LimitError:
+            raise
         except ValueError as error:
             raise InputError(
                 f"client '{name}' cannot read its record {file}, which is damaged; bring it back."
@@ -213,7 +216,8 @@ def _claims(term: str, instruction: TrainInstruction, arrays: Arrays, who: bytes
         return (by_model,)
     named = digest(who, own_request(instruction, arrays)).hex()
     about = f"round {instruction.round} of run {instruction.run}"
-    return Claim(f"{term}:{instruction.round}:{instruction.run}", named, about), by_model
+    name = digest(term, instruction.run, str(instruction.round)).hex()
+    return Claim(name, named, about), by_model
 
 
 def _identity(context: Context, client_id: str, roster: Roster | None) -> Identity | None:
