@@ -50,7 +50,7 @@ class SecureFederation(RemoteFederation):
 
     The rule and the algorithm must do with that: no gradients of single clients, as fedadp needs them, no `remember`,
     no filter by norm and no aggregator but the mean. What is checked are the numbers clients report. A client that
-    drops out of a sum counts as absent; with fewer than a majority left there is no sum, and the run stops.
+    drops out of a sum counts as absent; without more than two thirds of them there is no sum, and the run stops.
 
     Args:
         transport: Carries messages to the clients, those of secure sums too.

@@ -10,10 +10,11 @@ from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedunfold.core.errors import FederationError
+from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import SumStage
 from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
+from fedunfold.engines.flower.secagg.graph import reach
 from fedunfold.engines.flower.secagg.keys import agree, mask_key
 from fedunfold.engines.flower.secagg.masking import expand, pair_mask
 from fedunfold.engines.flower.secagg.protocol import (
@@ -73,6 +74,36 @@ def test_too_few_are_left(stage: SumStage, did: str) -> None:
         FederationError, match=rf"round 0: 2 clients .*{did}.*at least 4 are needed; nothing was revealed"
     ):
         add_up(room)
+
+
+def test_a_sum_among_neighbours() -> None:
+    """Of more than 30 members, one of whom drops out in each stage."""
+    given = vectors(36)
+    room, failures = Room(given, {f"site-{7 * i}": stage for i, stage in enumerate(STAGES)}), Failures()
+    found = add_up(room, failures)
+    entered = [key for key in given if key not in ("site-0", "site-7", "site-14")]
+    assert list(found.replies) == entered
+    np.testing.assert_allclose(found.total, sum(given[key] for key in entered), atol=error_bound(36))
+    assert set(failures.as_dict()) == set(room.lost)
+    for stage, _, reply in room.received:
+        if stage == "share":
+            assert len(read(reply, EncryptedShares).members) == 2 * reach(35) < 34
+
+
+def test_too_few_neighbours_are_left() -> None:
+    """Enough in all, but five in a row on the ring are gone, of whom three may be."""
+
+    class Chosen(Room):
+        def reply(self, stage: SumStage, key: str, message: RecordDict) -> RecordDict:
+            secrets = self.secrets.get(key)
+            if stage == "mask" and secrets is not None and key in secrets.graph.ring[:5]:
+                raise InputError("drops out")
+            return super().reply(stage, key, message)
+
+    with pytest.raises(
+        FederationError, match="31 clients are left in the secure sum, and among some that are neighbours"
+    ):
+        add_up(Chosen(vectors(36)))
 
 
 def test_a_sum_of_one_is_none() -> None:
