@@ -177,6 +177,22 @@ def learning_traffic(
     _present(found, traffic_page(found), page, output)
 
 
+@app.command(epilog="Example: python -m benchmarks secure --clients 50 --page docs/results/secure/README.md")
+def secure(
+    clients: Annotated[int, typer.Option("--clients", min=3, help="How many there are.")] = 50,
+    lost: Annotated[int, typer.Option("--lost", min=0, help="How many drop out in every round.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Of each run.")] = 2,
+    page: Page = None,
+    output: opt.Format = "text",
+) -> None:
+    """Messages, bytes and time of secure sums, beside an open run."""
+    from benchmarks.secure_cost import measure_sums, sums_page
+
+    with _progress() as log:
+        found = measure_sums(clients, lost, rounds, log)
+    _present(found, sums_page(found), page, output)
+
+
 @app.command(name="feature-gradient", epilog="Example: python -m benchmarks feature-gradient --federations 12")
 def feature_gradient(
     rule: Annotated[str, typer.Option("--rule", metavar="FILE|NAME", help="The pre-trained rule.")] = "open",

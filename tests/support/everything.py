@@ -23,26 +23,26 @@ def everything(clients: Federation) -> dict[str, Any]:
     theta = torch.full((ENV.rounds, 5), 0.5, dtype=torch.float64)
     found: dict[str, Any] = {}
     for adjoint in get_args(AdjointKind):
-        found[adjoint] = gradient(clients, theta, adjoint)
+        found[adjoint] = gradient(clients, theta, adjoint, "learn-0")
     learned = learn(clients, ENV.rounds, learning=Learning(iterations=2))
     found["weights"] = learned.weights.tolist()
     found["model"] = run_rounds(clients, learned, ENV.rounds)[0].model.tolist()
     return found
 
 
-def gradient(clients: Federation, theta: Tensor, adjoint: AdjointKind) -> list[Any]:
+def gradient(clients: Federation, theta: Tensor, adjoint: AdjointKind, run: str) -> list[Any]:
     """Of the balanced outer loss in θ."""
-    start, outer = clients.initial_model("learn-0"), OUTER_LOSSES.make("balanced")
-    (step,) = unroll_and_grad(clients, theta, Algorithm(), outer, adjoint, runs=["learn-0"], models=[start])
+    start, outer = clients.initial_model(run), OUTER_LOSSES.make("balanced")
+    (step,) = unroll_and_grad(clients, theta, Algorithm(), outer, adjoint, runs=[run], models=[start])
     found: list[Any] = step.gradient.tolist()
     return found
 
 
-def in_sums(clients: Federation) -> dict[str, Any]:
-    """What secure aggregation can give as well as an open federation, in fewer rounds."""
+def in_sums(clients: Federation, name: str) -> dict[str, Any]:
+    """What secure aggregation can give as well as an open federation, in fewer rounds; of every name once."""
     theta = torch.full((1, 5), 0.5, dtype=torch.float64)
-    model = run_rounds(clients, size(), 1)[0].model
-    return {"secure gradient": gradient(clients, theta, "exact"), "secure model": model.tolist()}
+    model = run_rounds(clients, size(), 1, [f"trial-{name}"])[0].model
+    return {"secure gradient": gradient(clients, theta, "exact", f"learn-{name}"), "secure model": model.tolist()}
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], precision: str) -> None:

@@ -71,6 +71,7 @@ class ContractOnly:
     """A federation that offers nothing but the contract."""
 
     max_parallel_runs = 1
+    sums_only = False
 
     def __init__(self, federation: SimulatedFederation) -> None:
         self.clients, self.lr, self.layout = federation.clients, federation.lr, federation.layout

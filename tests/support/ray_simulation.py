@@ -27,8 +27,11 @@ def main(path: str) -> None:
             simulated = SimulatedFederation(ENV, dtype=dtype)
             over_flower = everything(federation_from_environment(grid, ENV, dtype=dtype))
             secure = federation_from_environment(grid, ENV, dtype=dtype, secure_aggregation=True)
-            over_flower |= in_sums(secure)
-            found[precision] = {"flower": over_flower, "simulation": everything(simulated) | in_sums(simulated)}
+            over_flower |= in_sums(secure, precision)
+            found[precision] = {
+                "flower": over_flower,
+                "simulation": everything(simulated) | in_sums(simulated, precision),
+            }
         Path(path).write_text(json.dumps(found))
 
     clients = client_app(lambda context: client_from_environment(ENV, context, getattr(torch, now.read_text())))

@@ -35,15 +35,13 @@ def main(grid: Grid, context: Context) -> None:
     for name, chosen in contenders(clients, config, folder).items():
         assert chosen.rule is not None
         state = folder / f"{name}-run.safetensors" if folder else None
-        # The same updates under two sets of weights would tell the server of secure sums more than their sums.
-        run = f"trial-{name}" if config["secure-aggregation"] else "trial-0"
         rounds = clients.environment.rounds
 
         def progress(t: int, _: object, name: str = name, rounds: int = rounds) -> None:
             print(f"{name}: round {t + 1} of {rounds}", flush=True)
 
         how: dict[str, Any] = {"algorithm": chosen.algorithm, "checkpoint": state, "on_round": progress}
-        (result,) = run_rounds(clients, chosen.rule, rounds, [run], **how)
+        (result,) = run_rounds(clients, chosen.rule, rounds, **how)
         last, metric = result.evaluations[-1], PrimaryMetric.of(clients.task)
         runs[name] = {**last.metrics, "loss": last.loss, "participated": result.participated.int().tolist()}
         score = f"{metric.label} {metric.text(metric.factor() * last.score)}{metric.unit()}"
@@ -107,6 +105,8 @@ def contenders(clients: RemoteFederation, config: Config, folder: Path | None) -
     if chosen.rule is not None:
         return {chosen.name: chosen, **sizes}
     learning = replace(chosen.learning, adjoint=config["adjoint"], iterations=config["iterations"])
+    if clients.sums_only:  # which no update may enter twice
+        learning = replace(learning, initial_model="resample")
 
     def progress(so_far: fu.LearnedWeights) -> None:
         print(f"outer step {len(so_far.losses)} of {learning.iterations}: loss {so_far.losses[-1]:.5g}", flush=True)

@@ -34,6 +34,10 @@ class Federation(Protocol):
     def max_parallel_runs(self) -> int:
         """How many runs are worth passing at once: 1 where they are carried out one after the other anyway."""
 
+    @property
+    def sums_only(self) -> bool:
+        """Whether the server sees sums of updates only, so that no update may enter two of them."""
+
     def initial_model(self, run: str) -> Tensor:
         """w^(0) of a run, [d]."""
 

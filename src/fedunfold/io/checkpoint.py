@@ -126,12 +126,7 @@ class Checkpoint:
 
     def _read(self, file: Path, parse: Callable[[Tensors, Any], Found]) -> Found:
         content = _content(file)
-        try:
-            end = 8 + int.from_bytes(content[:8], "little")
-            header = json.loads(json.loads(content[8:end])["__metadata__"]["fedunfold"])
-            version, identity, about = header["format"], header["identity"], header["about"]
-        except UNREADABLE as error:
-            raise DamagedError(f"checkpoint {file} is damaged.") from error
+        version, identity, about = _header(file, content)
         if version != FORMAT:
             raise InputError(_other_format(f"checkpoint {file}", version))
         if difference := first_difference(identity, self._identity):
@@ -142,6 +137,26 @@ class Checkpoint:
             return parse(deserialize(content), about)
         except UNREADABLE as error:
             raise DamagedError(f"checkpoint {file} is damaged.") from error
+
+
+def stored_identity(path: Path) -> Any:
+    """Of what work the newest whole file of a checkpoint is; None where there is no such file."""
+    for file in filter(Path.exists, (path, _before(path))):
+        try:
+            return _header(file, _content(file))[1]
+        except DamagedError:  # loading it says so
+            continue
+    return None
+
+
+def _header(file: Path, content: bytes) -> tuple[Any, Any, Any]:
+    """The format, the identity and what else was saved beside the tensors."""
+    try:
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(json.loads(content[8:end])["__metadata__"]["fedunfold"])
+        return header["format"], header["identity"], header["about"]
+    except UNREADABLE as error:
+        raise DamagedError(f"checkpoint {file} is damaged.") from error
 
 
 def remove_checkpoint(path: Path) -> None:

@@ -17,10 +17,11 @@ from fedunfold.core.messages import ClientUpdates
 from fedunfold.core.outcomes import Evaluation
 from fedunfold.core.own_layers import OwnEntries
 from fedunfold.core.params import fingerprint
+from fedunfold.core.run_names import fresh_run
 from fedunfold.core.run_result import RunResult
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_run
-from fedunfold.io.checkpoint import Checkpoint
+from fedunfold.io.checkpoint import Checkpoint, stored_identity
 from fedunfold.rules.rule import WeightingRule, decide, describe_rule, remarks_of, requested_metrics
 from fedunfold.training.clock import Arrived, Clock
 from fedunfold.training.state import RunState, load_states, save_states
@@ -33,7 +34,7 @@ def run_rounds(
     federation: Federation,
     rule: WeightingRule,
     rounds: int,
-    runs: Sequence[str] = ("trial-0",),
+    runs: Sequence[str] | None = None,
     *,
     algorithm: Algorithm | None = None,
     digest: str = "",
@@ -52,7 +53,8 @@ def run_rounds(
         rule: How clients are weighted.
         rounds: T.
         runs: Names of the runs that are carried out together. A name stands for randomness: another one gives another
-            initial model, minibatch order and participation.
+            initial model, minibatch order and participation. By default one run, "trial-0"; where the server sees sums
+            of updates only, one under a fresh name, which its checkpoint holds.
         algorithm: How clients and server train.
         digest: Stands for the data and how clients train, as for `learn`; a checkpoint with another one is refused.
         checkpoint: The file.
@@ -72,6 +74,7 @@ def run_rounds(
     algorithm.aggregator.check_enough(len(federation.clients))
     if clock is None and algorithm.schedule == "asynchronous":
         raise InputError("asynchronous rounds are simulated, by a clock, and here is none; take synchronous rounds.")
+    runs = _default_runs(federation, checkpoint) if runs is None else runs
     servers = [ServerState.start(federation.initial_model(run), algorithm) for run in runs]
     first = servers[0].model
     own = OwnEntries.start(algorithm.own_layers, federation.layout, first)
@@ -120,6 +123,14 @@ def run_rounds(
     save(at_once=True)
     sizes = torch.tensor([client.num_examples for client in federation.clients], dtype=torch.float64)
     return [_result(state, rule, algorithm, sizes) for state in states]
+
+
+def _default_runs(federation: Federation, checkpoint: Path | None) -> Sequence[str]:
+    """The name of the only run: a fresh one where only sums are seen, unless a checkpoint has one already."""
+    if not federation.sums_only:
+        return ["trial-0"]
+    stored = None if checkpoint is None else stored_identity(checkpoint)
+    return stored["runs"] if stored and "runs" in stored else [fresh_run("trial-0")]
 
 
 def _next_round(

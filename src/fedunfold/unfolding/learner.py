@@ -16,6 +16,7 @@ from fedunfold.core.federation import Federation
 from fedunfold.core.outcomes import RejectedUpdate
 from fedunfold.core.params import fingerprint
 from fedunfold.core.parts import OUTER_LOSSES
+from fedunfold.core.run_names import fresh_run
 from fedunfold.core.settings import is_count
 from fedunfold.core.threading import threads_for
 from fedunfold.core.warnings import of_learning
@@ -145,7 +146,8 @@ def learn(
     """Learn Θ[T, K] for a federation.
 
     With a `checkpoint`, where it stands is saved to that file, and a file that exists is resumed from: the result is
-    the same as without the interruption.
+    the same as without the interruption. Under secure aggregation it is not, for there every outer step has runs of
+    fresh names.
 
     Args:
         federation: Who trains.
@@ -167,6 +169,11 @@ def learn(
     if rounds < 1:
         raise InputError(f"learning weights needs at least 1 round, not {rounds}.")
     check_learnable(algorithm)
+    if federation.sums_only and learning.initial_model == "fixed":
+        raise InputError(
+            "secure sums from the same initial model in every outer step would reveal single updates; learn with "
+            "initial_model='resample'."
+        )
     sizes = torch.tensor([client.num_examples for client in federation.clients], dtype=torch.float64)
     shares = sizes / sizes.sum()
     client_ids = tuple(client.client_id for client in federation.clients)
@@ -248,6 +255,8 @@ def _step(
     rejected: list[RejectedUpdate] = []
     loss, gradient = 0.0, torch.zeros_like(roots)
     runs = [f"learn-{m}" if sample == 0 else f"learn-{m}-{sample}" for sample in range(samples)]
+    if federation.sums_only:  # also of a step that is repeated after an interruption
+        runs = [fresh_run(run) for run in runs]
     at_once, resamples = federation.max_parallel_runs, learning.initial_model == "resample"
     for begin in range(0, samples, at_once):
         together = runs[begin : begin + at_once]

@@ -16,9 +16,9 @@ from fedunfold.core.algorithm import Algorithm
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.parts import OUTER_LOSSES
 from fedunfold.engines.flower import RemoteFederation, client_app, client_from_environment, federation_from_environment
-from fedunfold.engines.flower.client import SECURE
 from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
 from fedunfold.engines.flower.secagg.protocol import ShareDelivery, read
+from fedunfold.engines.flower.secure_client import SECURE
 from fedunfold.engines.flower.wire import read_instruction
 from fedunfold.local import nova, prox
 from fedunfold.rules import (
@@ -45,6 +45,8 @@ from fedunfold.unfolding.adjoint import AdjointKind, UnrolledResult, unroll_and_
 from tests.engines.flower.test_server import remote
 from tests.support.federations import simulated, tiny
 from tests.support.grid import LocalGrid
+from tests.support.run_names import named_as_given
+from tests.support.site_keys import fresh_folder, node_configs
 
 SIZES = {"a": 7, "b": 4, "c": 9, "d": 5, "e": 8}
 TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 10 * error_bound(5)}  # three rounds carry the error of their sums on
@@ -53,17 +55,23 @@ Fails = Callable[[str, str, int], bool]
 """Whether a client fails to answer: by its key, the kind of message, and how many of that kind it had before."""
 
 
+@pytest.fixture(autouse=True)
+def _names_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    named_as_given(monkeypatch)
+
+
 def five(**settings: Any) -> Environment:
     return tiny(SIZES, **settings)
 
 
 class Flaky(LocalGrid):
-    """Clients of secure sums, some of which fail some of the time."""
+    """Clients of secure sums that trust no server, some of which fail some of the time."""
 
-    def __init__(self, env: Environment, fails: Fails | None = None) -> None:
+    def __init__(self, env: Environment, fails: Fails | None = None, **settings: Any) -> None:
         keys = env.load().keys
         app = client_app(lambda context: client_from_environment(env, context, torch.float64))
-        super().__init__(app, {100 + k: {"client-id": key, "secure-aggregation": True} for k, key in enumerate(keys)})
+        configs = node_configs(fresh_folder(), keys, **{"max-projections": 1000, **settings})
+        super().__init__(app, {100 + k: configs[key] for k, key in enumerate(keys)})
         self.received: list[tuple[Message, Message]] = []
         counts: dict[tuple[str, str], int] = {}
 
@@ -156,7 +164,8 @@ def test_gradients(adjoint: AdjointKind, outer: str, algorithm: dict[str, Any]) 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_learned_weights(adjoint: AdjointKind) -> None:
     env = five(participation_probability=0.8, seed=3)
-    learning = Learning(iterations=2, lr=0.1, adjoint=adjoint, step_sizes="learned")
+    how: dict[str, Any] = {"step_sizes": "learned", "initial_model": "resample"}
+    learning = Learning(iterations=2, lr=0.1, adjoint=adjoint, **how)
     here, there = (learn(f, 2, learning=learning) for f in (simulated(env), secure(env)))
     torch.testing.assert_close(there.weights, here.weights, **TOLERANCE)
 
@@ -234,7 +243,7 @@ def test_a_client_that_restarts_within_a_sum_is_lost_for_that_sum_alone(caplog: 
 def test_fewer_than_the_threshold() -> None:
     env = five()
     clients = secure(env, lambda key, kind, seen: kind == "mask" and key in "abc" and seen == 1)
-    with pytest.raises(FederationError, match="round 1: 2 clients sent a vector to the secure sum, and at least 3"):
+    with pytest.raises(FederationError, match="round 1: 2 clients sent a vector to the secure sum, and at least 4"):
         run_rounds(clients, size(), 3)
 
 
@@ -336,7 +345,8 @@ def test_rules_and_absences_that_need_single_vectors() -> None:
     ):
         run_rounds(clients, size(), 1, algorithm=Algorithm(absent="remember"))
     with pytest.raises(InputError, match="under 'remember'"):
-        learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=Learning(iterations=1))
+        learning = Learning(iterations=1, initial_model="resample")
+        learn(clients, 1, algorithm=Algorithm(absent="remember"), learning=learning)
     for algorithm in (Algorithm(filter="norm"), Algorithm(aggregator=median()), Algorithm(server=fedlws())):
         with pytest.raises(
             InputError, match=r"which the filter by norm, the aggregators .* and the server fedlws compare"

@@ -26,8 +26,8 @@ from fedunfold.engines.flower import (
     client_from_environment,
     federation_from_environment,
 )
-from fedunfold.engines.flower.client import SECURE
 from fedunfold.engines.flower.secagg.fixed_point import error_bound
+from fedunfold.engines.flower.secure_client import SECURE
 from fedunfold.engines.flower.transport import FlowerTransport
 from fedunfold.engines.flower.wire import read_registration
 from fedunfold.engines.simulation import SimulatedFederation
@@ -39,6 +39,7 @@ from fedunfold.unfolding import Learning, learn
 from fedunfold.unfolding.adjoint import AdjointKind
 from tests.support.federations import assert_same
 from tests.support.grid import LocalGrid, Spoil
+from tests.support.run_names import named_as_given
 from tests.unfolding.test_task_gradients import CASES, TOKENS, federation_of, perceptron
 
 KEYS = ("a", "b", "c")
@@ -54,7 +55,8 @@ def case(name: str, *, absent: bool = True) -> tuple[Environment, ModelFactory]:
 
 def grid_of(env: Environment, build: ModelFactory, spoil: Spoil | None = None, *, secure: bool = False) -> LocalGrid:
     app = client_app(lambda context: client_from_environment(env, context, torch.float64, model=build))
-    return LocalGrid(app, {100 + k: {"client-id": key, SECURE: secure} for k, key in enumerate(KEYS)}, spoil)
+    of_all = {SECURE: secure, "roster": "none", "max-projections": 100}
+    return LocalGrid(app, {100 + k: {"client-id": key, **of_all} for k, key in enumerate(KEYS)}, spoil)
 
 
 def both(name: str) -> tuple[SimulatedFederation, RemoteFederation]:
@@ -180,9 +182,10 @@ def test_nobody_answers_a_test() -> None:
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 @pytest.mark.parametrize("name", ["mse", "efron"])
-def test_learning_in_secure_sums(name: str, adjoint: AdjointKind) -> None:
+def test_learning_in_secure_sums(name: str, adjoint: AdjointKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    named_as_given(monkeypatch)
     env, build = case(name, absent=False)
-    learning = Learning(iterations=2, adjoint=adjoint)
+    learning = Learning(iterations=2, adjoint=adjoint, initial_model="resample")
     here = learn(SimulatedFederation(env, model=build, dtype=torch.float64), 3, learning=learning)
     there = learn(self_testing(env, build, secure=True), 3, learning=learning)
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-9, atol=100 * error_bound(3))

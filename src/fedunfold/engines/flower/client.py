@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
@@ -11,9 +10,7 @@ from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.control import with_control
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import Arrays, ClientDescription, ClientReply, MessageType, TrainInstruction
-from fedunfold.engines.flower.secagg import protocol
-from fedunfold.engines.flower.secagg.client import SecAggClient, Secrets
-from fedunfold.engines.flower.secagg.protocol import read, to_record
+from fedunfold.engines.flower.secure_client import SECURE, OpenClient, Roster, add_secagg_handlers
 from fedunfold.engines.flower.wire import (
     REGISTRATION,
     description_config,
@@ -23,15 +20,10 @@ from fedunfold.engines.flower.wire import (
     reply_record,
 )
 
-OpenClient = Callable[[Context], LocalClient]
 Evaluate = Callable[[ArrayRecord, Context], tuple[float, float]]
-SECURE = "secure-aggregation"
-"""The setting of a node or a run under which a client shows no vector of its own."""
-STATE = "fedunfold-sum"
-"""Where a client's secrets are stored between the stages of the one sum it takes part in."""
 
 
-def client_app(open_client: OpenClient) -> ClientApp:
+def client_app(open_client: OpenClient, roster: Roster | None = None) -> ClientApp:
     """An app that answers for a client.
 
     Where the node-config or the run's config says secure-aggregation=true it shows no vector of its own, but replies
@@ -39,13 +31,15 @@ def client_app(open_client: OpenClient) -> ClientApp:
 
     Args:
         open_client: Finds the client of a context; the node-config says which it is.
+        roster: Every site's public key by its name, without which no keys of others are accepted; by default the
+            node-config names a file with it (docs/secure.md).
 
     >>> from fedunfold.engines.flower import client_app, client_from_environment
     >>> app = client_app(lambda context: client_from_environment("digits-label-skew", context))
     """
     app = ClientApp()
 
-    _add_secagg_handlers(app, open_client)
+    add_secagg_handlers(app, open_client, roster)
 
     @app.query("register")
     def register(message: Message, context: Context) -> Message:
@@ -69,7 +63,6 @@ def client_app(open_client: OpenClient) -> ClientApp:
     app.query("vjp")(handler("vjp", openly))
     app.query("outer_loss")(handler("outer_loss", openly))
     app.query("measure")(handler("measure", open_client))
-    app.query("inner_products")(handler("inner_products", open_client))
     app.evaluate()(handler("evaluate", openly))
     return app
 
@@ -128,48 +121,3 @@ def report_metrics_mod(evaluate: Evaluate) -> Mod:
         return reply
 
     return mod
-
-
-def _add_secagg_handlers(app: ClientApp, open_client: OpenClient) -> None:
-    """Let an app reply in all four stages of a secure sum; a new sum replaces what was left of another."""
-
-    @app.query("advertise")
-    def advertise(message: Message, context: Context) -> Message:
-        secrets, keys = _member(context).advertise(read(message.content, protocol.SetupRequest))
-        return _answer(message, context, secrets, to_record(keys))
-
-    @app.query("share")
-    def share(message: Message, context: Context) -> Message:
-        secrets, shares = _member(context).share(_stored(context), read(message.content, protocol.KeyBroadcast))
-        return _answer(message, context, secrets, to_record(shares))
-
-    @app.query("mask")
-    def mask(message: Message, context: Context) -> Message:
-        delivery, client = read(message.content, protocol.ShareDelivery), open_client(context)
-        kind, array = delivery.message_type, delivery.array
-        reply: ClientReply = getattr(client, kind)(*read_instruction(message.content))
-        if array not in reply.arrays:
-            raise InputError(f"client '{client.client_id}' has no '{array}' to add up after {kind}.")
-        vector = delivery.weight * reply.arrays[array].double().numpy()
-        secrets, masked = SecAggClient(client.client_id).mask(_stored(context), delivery, vector)
-        masked_reply = ClientReply(reply.metrics, {"masked": torch.from_numpy(masked.view("int64"))})
-        return _answer(message, context, secrets, reply_record(masked_reply))
-
-    @app.query("unmask")
-    def unmask(message: Message, context: Context) -> Message:
-        shares = _member(context).unmask(_stored(context), read(message.content, protocol.SurvivorList))
-        del context.state[STATE]  # there is no second reply, with other survivors
-        return Message(to_record(shares), reply_to=message)
-
-    def _member(context: Context) -> SecAggClient:
-        return SecAggClient(open_client(context).client_id)
-
-
-def _answer(message: Message, context: Context, secrets: Secrets, content: RecordDict) -> Message:
-    """The reply of a stage, whose secrets are stored for the next."""
-    context.state[STATE] = protocol.to_config(secrets)
-    return Message(content, reply_to=message)
-
-
-def _stored(context: Context) -> Secrets | None:
-    return protocol.from_config(context.state.config_records[STATE], Secrets) if STATE in context.state else None

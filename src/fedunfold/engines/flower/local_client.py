@@ -14,7 +14,7 @@ from fedunfold.config import Environment
 from fedunfold.config.fields import Client
 from fedunfold.core.errors import InputError
 from fedunfold.core.messages import TrainRequest
-from fedunfold.core.params import ModelFactory, place_model, seeded
+from fedunfold.core.params import ModelFactory, ParamLayout, place_model, seeded
 from fedunfold.core.task import Task
 from fedunfold.data.arrays import Inputs, call_model, cast, take, tensors
 from fedunfold.data.config import MemorySource
@@ -79,6 +79,11 @@ class LocalClient:
         if odd := [len(rows) for rows in tensors(inputs) if len(rows) != len(targets)]:
             raise InputError(f"{whose} has {odd[0]} samples for {len(targets)} targets; give one each.")
         return torch.from_numpy(targets)
+
+    @property
+    def num_params(self) -> int:
+        """d, how many entries a model of its own has."""
+        return ParamLayout.of(seeded(self.model, 0, "shape")).size
 
     @torch.no_grad()
     def register(self) -> ClientDescription:

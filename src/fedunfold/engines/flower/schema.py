@@ -22,7 +22,7 @@ from fedunfold.data.arrays import Inputs
 from fedunfold.io.limits import EPOCHS, ROUNDS
 
 MessageType = Literal["register", "train", "vjp", "outer_loss", "evaluate", "measure", "inner_products"]
-SumStage = Literal["advertise", "share", "mask", "unmask"]
+SumStage = Literal["advertise", "share", "mask", "confirm", "unmask"]
 Arrays = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of a sample in each of a model's inputs; the name of an only one is empty."""

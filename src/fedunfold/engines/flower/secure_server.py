@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedunfold.core.errors import InputError
+from fedunfold.core.errors import FederationError, InputError
 from fedunfold.core.messages import ClientUpdates, OuterTerms, TrainRequest
 from fedunfold.core.outcomes import OuterLossResult
 from fedunfold.engines.flower.schema import ClientReply
@@ -50,7 +50,7 @@ class SecureFederation(RemoteFederation):
 
     The rule and the algorithm must do with that: no gradients of single clients, as fedadp needs them, no `remember`,
     no filter by norm and no aggregator but the mean. What is checked are the numbers clients report. A client that
-    drops out of a sum counts as absent; with fewer than a majority left there is no sum, and the run stops.
+    drops out of a sum counts as absent; without more than two thirds of them there is no sum, and the run stops.
 
     Args:
         transport: Carries messages to the clients, those of secure sums too.
@@ -58,20 +58,28 @@ class SecureFederation(RemoteFederation):
         **named: As for `RemoteFederation`.
     """
 
+    sums_only = True
+
     def __init__(self, transport: SecureTransport, *more: Any, **named: Any) -> None:
         super().__init__(transport, *more, **named)
         self._exchange = transport.exchange
         # By run and round: absent clients whose outer loss has been counted, and whose gradient is still to come.
         self._pending: dict[tuple[str, int], list[str]] = {}
+        self._recorded: dict[str, int] = {}
 
     def weighted_updates(self, request: TrainRequest, weights: Mapping[str, float]) -> SumResult:
         """Σ_k c_k (w_k − w^(t)) over the clients that have a weight, or those of them that get through."""
         return self._sum(request, dict.fromkeys(weights, UPDATE), weights=weights)
 
     def inner_products(self, request: TrainRequest, client_ids: Sequence[str], vector: Tensor) -> dict[str, float]:
-        """⟨v, w_k − w^(t)⟩ of those of these clients that answer."""
+        """⟨v, w_k − w^(t)⟩ of those of these clients that answer; `FederationError` where none does."""
         adjoints = dict.fromkeys(client_ids, vector)
         replies = self._request("inner_products", request, client_ids, adjoints=adjoints)
+        if not replies:
+            raise FederationError(
+                f"round {request.round}: no client answered with the projection of its update; the log says why. Where "
+                "they have answered as many as they ever do, raise max-projections in their node-configs."
+            )
         return {client_id: reply.metrics["inner_product"] for client_id, reply in replies.items()}
 
     def held_out_scores(self, model: Tensor) -> dict[str, float]:
@@ -147,7 +155,7 @@ class SecureFederation(RemoteFederation):
             expected = replace(self._expected(message_type, request, trains=instruction.trains), arrays=masked)
             weight = (weights or {}).get(client_id, 1.0)
             parts[client_id] = SumTerm(message_type, array, instruction, arrays, expected.check, weight)
-        return SumProtocol(self._exchange, self.failures, f"round {request.round}").run(parts)
+        return SumProtocol(self._exchange, self.failures, f"round {request.round}", self._recorded).run(parts)
 
     def _vector(self, found: SumResult) -> Tensor:
         return torch.from_numpy(found.total).to(self._dtype)

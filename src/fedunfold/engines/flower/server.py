@@ -83,9 +83,11 @@ class RemoteFederation:
         num_held_out: How many samples each client tests models on without training on them, by its id.
         layout: What the entries of a model are.
         max_parallel_runs: 1; runs are carried out one after the other.
+        sums_only: Whether the server sees sums of updates only.
     """
 
     max_parallel_runs = 1
+    sums_only = False
 
     def __init__(
         self,

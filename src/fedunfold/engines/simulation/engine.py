@@ -67,6 +67,8 @@ class SimulatedFederation:
     ('MLPKernel', 5, torch.Size([2410]))
     """
 
+    sums_only = False
+
     def __init__(
         self,
         environment: Environment,

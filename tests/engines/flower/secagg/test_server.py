@@ -6,30 +6,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import RecordDict
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedunfold.core.errors import FederationError
+from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import SumStage
 from fedunfold.engines.flower.secagg.fixed_point import encode, error_bound
-from fedunfold.engines.flower.secagg.masking import expand, shared_mask
+from fedunfold.engines.flower.secagg.graph import reach
+from fedunfold.engines.flower.secagg.keys import agree, mask_key
+from fedunfold.engines.flower.secagg.masking import expand, pair_mask
 from fedunfold.engines.flower.secagg.protocol import (
     EncryptedShares,
     PublicKeys,
     UnmaskShares,
-    majority,
     read,
+    threshold,
     to_record,
 )
 from fedunfold.engines.flower.wire import read_reply
 from tests.support.secagg_room import Room, add_up
 
-STAGES: list[SumStage] = ["advertise", "share", "mask", "unmask"]
+STAGES: list[SumStage] = ["advertise", "share", "mask", "confirm", "unmask"]
 
 
 def vectors(count: int, length: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
@@ -38,18 +37,20 @@ def vectors(count: int, length: int = 6, seed: int = 0) -> dict[str, np.ndarray]
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), count=st.integers(2, 6), length=st.integers(1, 50))
+@given(data=st.data(), count=st.integers(2, 7), length=st.integers(1, 50))
 def test_the_sum_over_those_who_got_through(data: st.DataObject, count: int, length: int) -> None:
     scale = data.draw(st.sampled_from([1e-6, 1.0, 1e4]))
     given = {key: scale * v for key, v in vectors(count, length, data.draw(st.integers(0, 99))).items()}
     lost = data.draw(st.dictionaries(st.sampled_from(sorted(given)), st.sampled_from(STAGES)))
     room, failures = Room(given, lost), Failures()
-    if count - len(lost) < majority(count):
+    begun = count - list(lost.values()).count("advertise")
+    left = count - len(lost)
+    if begun < threshold(count) or left < threshold(begun):
         with pytest.raises(FederationError, match="nothing was revealed"):
             add_up(room, failures)
         return
     found = add_up(room, failures)
-    entered = [key for key in given if lost.get(key) in (None, "unmask")]
+    entered = [key for key in given if lost.get(key) in (None, "confirm", "unmask")]
     assert list(found.replies) == entered
     # Where large numbers cancel, a sum in floating point is itself off by more than ours.
     plain = np.array([math.fsum(column) for column in zip(*(given[key] for key in entered), strict=True)])
@@ -63,15 +64,46 @@ def test_the_sum_over_those_who_got_through(data: st.DataObject, count: int, len
         ("advertise", "advertised keys"),
         ("share", "shared keys"),
         ("mask", "sent a vector"),
+        ("confirm", "confirmed"),
         ("unmask", "took off their"),
     ],
 )
 def test_too_few_are_left(stage: SumStage, did: str) -> None:
     room = Room(vectors(5), {"site-0": stage, "site-1": stage, "site-2": stage})
     with pytest.raises(
-        FederationError, match=rf"round 0: 2 clients .*{did}.*at least 3 are needed; nothing was revealed"
+        FederationError, match=rf"round 0: 2 clients .*{did}.*at least 4 are needed; nothing was revealed"
     ):
         add_up(room)
+
+
+def test_a_sum_among_neighbours() -> None:
+    """Of more than 30 members, one of whom drops out in each stage."""
+    given = vectors(36)
+    room, failures = Room(given, {f"site-{7 * i}": stage for i, stage in enumerate(STAGES)}), Failures()
+    found = add_up(room, failures)
+    entered = [key for key in given if key not in ("site-0", "site-7", "site-14")]
+    assert list(found.replies) == entered
+    np.testing.assert_allclose(found.total, sum(given[key] for key in entered), atol=error_bound(36))
+    assert set(failures.as_dict()) == set(room.lost)
+    for stage, _, reply in room.received:
+        if stage == "share":
+            assert len(read(reply, EncryptedShares).members) == 2 * reach(35) < 34
+
+
+def test_too_few_neighbours_are_left() -> None:
+    """Enough in all, but five in a row on the ring are gone, of whom three may be."""
+
+    class Chosen(Room):
+        def reply(self, stage: SumStage, key: str, message: RecordDict) -> RecordDict:
+            secrets = self.secrets.get(key)
+            if stage == "mask" and secrets is not None and key in secrets.graph.ring[:5]:
+                raise InputError("drops out")
+            return super().reply(stage, key, message)
+
+    with pytest.raises(
+        FederationError, match="31 clients are left in the secure sum, and among some that are neighbours"
+    ):
+        add_up(Chosen(vectors(36)))
 
 
 def test_a_sum_of_one_is_none() -> None:
@@ -113,22 +145,21 @@ class Withholding(Room):
 
 def test_a_client_that_is_said_to_be_lost_stays_covered() -> None:
     """Its mask key is revealed, but not the seed of its own mask."""
-    room = Withholding(vectors(3))
+    room = Withholding(vectors(4))
     assert "site-1" not in add_up(room).replies
     secrets = room.secrets["site-1"]
     assert secrets is not None
     uncovered = masked(room)["site-1"]
-    for other in ("site-0", "site-2"):
-        theirs = bytes_to_public_key(secrets.mask_keys[secrets.members.index(other)])
-        mine = bytes_to_private_key(secrets.mask_key)
-        uncovered = uncovered - shared_mask(mine, theirs, adds=other == "site-2", sum_id=secrets.sum_id, length=6)
-    plain = encode(room.vectors["site-1"], 3)
+    for other in ("site-0", "site-2", "site-3"):
+        common = agree(mask_key(secrets.mask_secret), secrets.mask_keys[secrets.members.index(other)])
+        uncovered = uncovered - pair_mask(common, adds=other != "site-0", sum_id=secrets.sum_id, length=6)
+    plain = encode(room.vectors["site-1"], 4)
     assert not np.any(uncovered == plain)
     np.testing.assert_array_equal(uncovered, plain + expand(secrets.seed, secrets.sum_id, 6))
     for stage, _, reply in room.received:
         if stage == "unmask":
             found = read(reply, UnmaskShares)
-            assert (len(found.seeds), len(found.keys)) == (2, 1)  # of the survivors, and of the lost
+            assert (len(found.seeds), len(found.keys)) == (3, 1)  # of the survivors, and of the lost
 
 
 # --- members that lie --------------------------------------------------------------------------------------
@@ -138,18 +169,12 @@ class Lying(Room):
     """site-0 changes what it says in one stage."""
 
     def __init__(self, stage: SumStage, change: Any, lost: Any = None) -> None:
-        super().__init__(vectors(4), lost)
+        super().__init__(vectors(5), lost)
         self.stage, self.change = stage, change
 
     def reply(self, stage: SumStage, key: str, message: RecordDict) -> RecordDict:
         reply = super().reply(stage, key, message)
         return self.change(reply) if (stage, key) == (self.stage, "site-0") else reply
-
-
-def rsa(record: RecordDict) -> RecordDict:
-    key = generate_private_key(65537, 2048).public_key()
-    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return to_record(PublicKeys(encryption=pem, mask=pem))
 
 
 def fewer_shares(record: RecordDict) -> RecordDict:
@@ -161,10 +186,10 @@ def fewer_shares(record: RecordDict) -> RecordDict:
     ("stage", "change"),
     [
         ("advertise", lambda record: to_record(PublicKeys(encryption=b"none", mask=b"none"))),
-        ("advertise", rsa),
         ("advertise", lambda record: RecordDict()),
         ("share", fewer_shares),
         ("mask", lambda record: RecordDict()),
+        ("confirm", lambda record: RecordDict()),
         ("unmask", lambda record: to_record(UnmaskShares(seeds=(), keys=()))),
     ],
 )
@@ -172,7 +197,7 @@ def test_nonsense_is_set_aside(stage: SumStage, change: Any) -> None:
     room, failures = Lying(stage, change), Failures()
     found = add_up(room, failures)
     assert failures.as_dict() == {"site-0": {"rejected": 1}}
-    expected = [key for key in room.vectors if key != "site-0" or stage == "unmask"]
+    expected = [key for key in room.vectors if key != "site-0" or stage in ("confirm", "unmask")]
     assert list(found.replies) == expected
 
 
@@ -182,7 +207,7 @@ def wrong_shares(record: RecordDict) -> RecordDict:
     return to_record(UnmaskShares(seeds=seeds, keys=keys))
 
 
-@pytest.mark.parametrize("lost", [None, {"site-3": "mask"}])
+@pytest.mark.parametrize("lost", [None, {"site-4": "mask"}])
 def test_a_wrong_share_gives_no_wrong_sum(lost: Any) -> None:
     with pytest.raises(FederationError, match="secret do not fit together, so that there is no sum"):
         add_up(Lying("unmask", wrong_shares, lost))

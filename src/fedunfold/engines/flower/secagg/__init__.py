@@ -1,6 +1,6 @@
-"""Secure sums: the server learns Σ_k v_k of its clients' vectors, and no single v_k.
+"""Secure sums: the server learns Σ_k v_k of its clients' vectors, and no single v_k, whatever it sends them.
 
-Reference: Bonawitz et al. 2017, Practical Secure Aggregation for Privacy-Preserving Machine Learning. Keys, encryption
-and secret sharing are Flower's primitives; its mask generator has 32 bits of seed, which can be tried out, and its
-quantiser 32-bit integers, so masks and numbers are made here.
+References: Bonawitz et al. 2017, Practical Secure Aggregation for Privacy-Preserving Machine Learning, in its form
+against active servers; Bell et al. 2020, Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, for who are
+neighbours. The primitives are those of the packages cryptography and PyCryptodome, which Flower brings along.
 """

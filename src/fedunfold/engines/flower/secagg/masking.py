@@ -1,40 +1,40 @@
-"""Masks: uniform numbers modulo 2⁶⁴ that are drawn from a secret, and vanish from the sum.
+"""Masks: uniform numbers modulo 2⁶⁴ that are drawn from a secret, and vanish from the sum; and shares of secrets.
 
-A client adds its own mask, and for every other client one that both draw from the secret they share: the one with the
-smaller id adds it, the other subtracts it.
+A client adds its own mask, and for every neighbour one that both draw from the secret they have in common: the one with
+the smaller id adds it, the other subtracts it.
 """
 
-import hashlib
+from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric import ec
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 
-CURVE = ec.SECP384R1()  # of Flower's keys; a private one is a number of 48 bytes
-SCALAR_BYTES = 48
+from fedunfold.core.errors import InputError
+from fedunfold.engines.flower.secagg.keys import SECRET_BYTES, derive
 
 
 def expand(secret: bytes, sum_id: str, length: int) -> np.ndarray:
     """[length] of uint64: the key stream of AES-256 in counter mode, under a key that serves this one sum."""
-    key = hashlib.sha256(b"fedunfold mask\0" + sum_id.encode() + b"\0" + secret).digest()
+    key = derive(secret, "mask", sum_id)
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 
 
-def shared_mask(
-    mine: ec.EllipticCurvePrivateKey, theirs: ec.EllipticCurvePublicKey, *, adds: bool, sum_id: str, length: int
-) -> np.ndarray:
-    """What a client puts on its vector for one other client: the mask of the two, or its negative."""
-    mask = expand(generate_shared_key(mine, theirs), sum_id, length)
+def pair_mask(common: bytes, *, adds: bool, sum_id: str, length: int) -> np.ndarray:
+    """What a client puts on its vector for a neighbour: the mask of what they have in common, or its negative."""
+    mask = expand(common, sum_id, length)
     return mask if adds else np.negative(mask)
 
 
-def to_scalar(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as the number that it is: shorter to share than a file of it."""
-    return key.private_numbers().private_value.to_bytes(SCALAR_BYTES, "big")
+def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares of a secret, of which so many give it and fewer say nothing (Shamir)."""
+    return [share for _, share in Shamir.split(threshold, count, secret, False)]
 
 
-def from_scalar(scalar: bytes) -> ec.EllipticCurvePrivateKey:
-    """The private key of that number."""
-    return ec.derive_private_key(int.from_bytes(scalar, "big"), CURVE)
+def combine(shares: Sequence[tuple[int, bytes]]) -> bytes:
+    """The secret from as many shares as are needed, each with its place from 0."""
+    if any(len(share) != SECRET_BYTES for _, share in shares):
+        raise InputError("what is sent as a share is none")
+    secret: bytes = Shamir.combine([(place + 1, share) for place, share in shares], False)
+    return secret

@@ -1,18 +1,20 @@
-"""The messages of the four stages of a secure sum, checked on arrival.
+"""The messages of the five stages of a secure sum, checked on arrival.
 
-| stage     | from the server                           | from a client                                        |
-|-----------|-------------------------------------------|------------------------------------------------------|
-| advertise | `SetupRequest`                            | `PublicKeys`                                         |
-| share     | `KeyBroadcast`                            | `EncryptedShares`, which only other clients can read |
-| mask      | `ShareDelivery`, and an instruction       | its masked vector, and its numbers                   |
-| unmask    | `SurvivorList`                            | `UnmaskShares`                                       |
+| stage     | from the server                           | from a client                                          |
+|-----------|-------------------------------------------|--------------------------------------------------------|
+| advertise | `SetupRequest`                            | `PublicKeys`, signed                                   |
+| share     | `KeyBroadcast`                            | `EncryptedShares`, which only its neighbours can read  |
+| mask      | `ShareDelivery`, and an instruction       | its masked vector, and its numbers                     |
+| confirm   | `SurvivorList`                            | `Confirmation`: its signature under what is added up   |
+| unmask    | `Confirmations`                           | `UnmaskShares`                                         |
 """
 
 from typing import Any, Literal, TypeVar
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedunfold.core.settings import Count, Settings
+from fedunfold.core.settings import Natural, Settings
+from fedunfold.engines.flower.secagg.graph import two_thirds
 from fedunfold.engines.flower.wire import entry
 
 RECORD = "sum"
@@ -23,13 +25,9 @@ SummedMessage = Literal["train", "vjp", "outer_loss", "evaluate"]
 Payload = TypeVar("Payload", bound=Settings)
 
 
-def majority(members: int) -> int:
-    """The least threshold clients agree to.
-
-    With more than half of them needed to reveal anything, a server that tells one half that a client survived, and the
-    other half that it dropped out, cannot have both of its secrets revealed.
-    """
-    return max(MIN_CLIENTS, members // 2 + 1)
+def threshold(members: int) -> int:
+    """How many members are needed to reveal anything: more than two thirds, and at least two."""
+    return max(MIN_CLIENTS, two_thirds(members))
 
 
 class SetupRequest(Settings):
@@ -48,26 +46,30 @@ class PublicKeys(Settings):
     Attributes:
         encryption: For shares that are sent to this client.
         mask: For the masks it has in common with others.
+        signature: The site's, under the sum, its name and both keys; empty where it has no key to sign with.
+        recorded: How many sums it has on record.
     """
 
     encryption: bytes
     mask: bytes
+    signature: bytes = b""
+    recorded: Natural = 0
 
 
 class KeyBroadcast(SetupRequest):
     """Everybody's public keys.
 
     Attributes:
-        threshold: How many members are needed to reveal anything.
         members: Ids of the clients in it.
         encryption_keys: Theirs, in that order.
         mask_keys: Theirs, in that order.
+        signatures: Theirs under these keys, in that order.
     """
 
-    threshold: Count
     members: tuple[str, ...]
     encryption_keys: tuple[bytes, ...]
     mask_keys: tuple[bytes, ...]
+    signatures: tuple[bytes, ...]
 
 
 class EncryptedShares(Settings):
@@ -75,7 +77,7 @@ class EncryptedShares(Settings):
 
     Attributes:
         commitment: A hash of its own mask's seed.
-        members: The other clients.
+        members: Its neighbours.
         shares: An encrypted pair for each of them.
     """
 
@@ -85,17 +87,23 @@ class EncryptedShares(Settings):
 
 
 class ShareDelivery(SetupRequest):
-    """The shares that the others have encrypted for a client, and what it is to add.
+    """The shares that its neighbours have encrypted for a client, and what everybody is to add.
 
     Attributes:
-        members: The other clients that have shared their secrets.
-        shares: An encrypted pair from each of them.
-        message_type: Which message it follows.
+        members: All that have shared their secrets, this client too.
+        terms: What each of them adds, as "train:updates".
+        scales: By how much each of these counts (`statements.scale_of`).
+        senders: The client's neighbours among them.
+        shares: An encrypted pair from each of these.
+        message_type: Which message the client follows.
         array: Which array of its reply it adds.
         weight: What it multiplies that with.
     """
 
     members: tuple[str, ...]
+    terms: tuple[str, ...]
+    scales: tuple[float, ...]
+    senders: tuple[str, ...]
     shares: tuple[bytes, ...]
     message_type: SummedMessage
     array: str
@@ -112,8 +120,30 @@ class SurvivorList(SetupRequest):
     members: tuple[str, ...]
 
 
+class Confirmation(Settings):
+    """That a survivor has seen a list of survivors.
+
+    Attributes:
+        signature: The site's, under everything that the sum is about; empty where it has no key to sign with.
+    """
+
+    signature: bytes = b""
+
+
+class Confirmations(SetupRequest):
+    """Who has confirmed the list of survivors.
+
+    Attributes:
+        members: Their ids.
+        signatures: Theirs.
+    """
+
+    members: tuple[str, ...]
+    signatures: tuple[bytes, ...]
+
+
 class UnmaskShares(Settings):
-    """What a survivor reveals, in the order of client ids.
+    """What a survivor reveals of its neighbours and itself, in the order of client ids.
 
     Attributes:
         seeds: Shares of the survivors' own masks' seeds.

@@ -1,30 +1,34 @@
 """The server's part in a secure sum: it passes messages on, adds up masked vectors, and takes the masks off the sum."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
-from cryptography.exceptions import UnsupportedAlgorithm
 from flwr.app import RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.engines.flower.failures import Failures
 from fedunfold.engines.flower.schema import Arrays, ClientReply, SumStage, TrainInstruction
 from fedunfold.engines.flower.secagg import protocol
 from fedunfold.engines.flower.secagg.fixed_point import decode
-from fedunfold.engines.flower.secagg.masking import CURVE, expand, from_scalar, shared_mask
+from fedunfold.engines.flower.secagg.graph import Graph, two_thirds
+from fedunfold.engines.flower.secagg.keys import agree, digest, mask_key, public_bytes
+from fedunfold.engines.flower.secagg.masking import combine, expand, pair_mask
 from fedunfold.engines.flower.secagg.protocol import read, to_record
+from fedunfold.engines.flower.secagg.statements import scale_of
 from fedunfold.engines.flower.wire import instruction_record, read_reply
+
+log = logging.getLogger("fedunfold")
 
 Exchange = Callable[[SumStage, Mapping[str, RecordDict]], Mapping[str, RecordDict | str]]
 """Carries a record to each of several clients, and brings back theirs, or why there is none."""
 Accepted = TypeVar("Accepted")
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class SumTerm:
     check: Callable[[ClientReply], ClientReply]
     weight: float = 1.0
 
+    @property
+    def scale(self) -> float:
+        """By how much the client counts."""
+        return scale_of(self.instruction, self.arrays, self.array, self.weight)
+
 
 @dataclass(frozen=True)
 class SumResult:
@@ -63,25 +72,27 @@ class SumResult:
 
 @dataclass(frozen=True)
 class SumProtocol:
-    """One sum of several clients' vectors, in four stages, each of which some of them may not survive.
+    """One sum of several clients' vectors, in five stages, each of which some of them may not survive.
 
-    A client that drops out before its masked vector has arrived is not in the sum. With fewer than the threshold,
-    more than half of those that began, there is no sum.
+    A client that drops out before its masked vector has arrived is not in the sum. With fewer than the threshold, more
+    than two thirds of those that began, there is no sum.
 
     Attributes:
         exchange: Carries the messages.
         failures: Where clients that drop out are counted.
         where: Names the sum in errors, such as "round 3".
+        recorded: How many sums each client had on record when it last said so.
     """
 
     exchange: Exchange
     failures: Failures
     where: str
+    recorded: dict[str, int] = field(default_factory=dict)
 
     def run(self, terms: Mapping[str, SumTerm]) -> SumResult:
         """Add up what each client is to add; `FederationError` where too few get through."""
-        sum_id, threshold = uuid4().hex, protocol.majority(len(terms))
-        self._check_enough(terms, threshold, "take part in")
+        sum_id, threshold = uuid4().hex, protocol.threshold(len(terms))
+        self._check_enough(terms, protocol.MIN_CLIENTS, "take part in")
 
         def stage(
             name: SumStage, did: str, messages: Mapping[str, RecordDict], accept: Callable[[RecordDict, str], Accepted]
@@ -89,84 +100,131 @@ class SumProtocol:
             """Replies that can be used, in the order of the messages."""
             replies = self.exchange(name, messages)
             accepted = self.failures.accept_replies(replies, messages, f"{name}, {self.where}", accept)
-            self._check_enough(accepted, threshold, did)
+            self._check_enough(accepted, threshold, did, {k: why for k, why in replies.items() if isinstance(why, str)})
             return accepted
 
         setup = to_record(protocol.SetupRequest(sum_id=sum_id))
         keys = stage("advertise", "advertised keys in", dict.fromkeys(terms, setup), _read_keys)
+        self._warn_of_lost_records(keys)
         broadcast = protocol.KeyBroadcast(
             sum_id=sum_id,
-            threshold=threshold,
             members=tuple(keys),
             encryption_keys=tuple(found.encryption for found in keys.values()),
             mask_keys=tuple(found.mask for found in keys.values()),
+            signatures=tuple(found.signature for found in keys.values()),
         )
+        listed = (part for member, found in keys.items() for part in (member, found.encryption, found.mask))
+        graph = Graph(broadcast.members, digest("members", sum_id, *listed))
+        # Who drops out from here on has to be made up for by those whose keys are in the list.
+        threshold = protocol.threshold(len(keys))
 
         def read_encrypted(record: RecordDict, client_id: str) -> protocol.EncryptedShares:
             found = read(record, protocol.EncryptedShares)
-            if set(found.members) != set(keys) - {client_id} or len(found.shares) != len(found.members):
-                raise InputError("has shares for others than the members")
+            if found.members != graph.neighbours(client_id) or len(found.shares) != len(found.members):
+                raise InputError("has shares for others than its neighbours")
             return found
 
         shares = stage("share", "shared keys in", dict.fromkeys(keys, to_record(broadcast)), read_encrypted)
-        deliveries = {member: _delivery(sum_id, member, shares, terms[member]) for member in shares}
+        self._check_neighbours(graph, shares)
+        deliveries = _deliveries(sum_id, graph, shares, terms)
         replies = stage(
             "mask", "sent a vector to", deliveries, lambda record, member: terms[member].check(read_reply(record))
         )
-
-        def read_revealed(record: RecordDict, client_id: str) -> protocol.UnmaskShares:
-            found = read(record, protocol.UnmaskShares)
-            if (len(found.seeds), len(found.keys)) != (len(replies), len(shares) - len(replies)):
-                raise InputError("reveals shares of others than the members")
-            return found
-
+        self._check_neighbours(graph, replies)
         survivors = to_record(protocol.SurvivorList(sum_id=sum_id, members=tuple(replies)))
-        revealed = stage("unmask", "took off their masks in", dict.fromkeys(replies, survivors), read_revealed)
+        confirmed = stage(
+            "confirm", "confirmed", dict.fromkeys(replies, survivors), lambda r, _: read(r, protocol.Confirmation)
+        )
+        confirmations = protocol.Confirmations(
+            sum_id=sum_id,
+            members=tuple(confirmed),
+            signatures=tuple(found.signature for found in confirmed.values()),
+        )
+
+        def read_revealed(record: RecordDict, client_id: str) -> dict[str, bytes]:
+            """Its shares, by whose they are."""
+            found = read(record, protocol.UnmaskShares)
+            held = [member for member in graph.holders(client_id) if member in shares]
+            seeds, lost = [m for m in held if m in replies], [m for m in held if m not in replies]
+            if (len(found.seeds), len(found.keys)) != (len(seeds), len(lost)):
+                raise InputError("reveals shares of others than its neighbours")
+            return dict(zip([*seeds, *lost], [*found.seeds, *found.keys], strict=True))
+
+        asked = dict.fromkeys(confirmed, to_record(confirmations))
+        revealed = stage("unmask", "took off their masks in", asked, read_revealed)
         total = reduce(np.add, [reply.arrays["masked"].numpy().view(np.uint64) for reply in replies.values()])
-        self._take_off_masks(total, broadcast, shares, list(revealed.values())[:threshold], sorted(replies))
+        self._take_off_masks(total, graph, keys, shares, revealed, sorted(replies), sum_id)
         return SumResult(decode(total, len(keys)), replies)
 
-    def _check_enough(self, left: Mapping[str, object], threshold: int, did: str) -> None:
+    def _check_enough(
+        self, left: Mapping[str, object], threshold: int, did: str, refusals: Mapping[str, str] | None = None
+    ) -> None:
         if len(left) < threshold:
+            why = "".join(f" Client '{key}' failed: {reason}" for key, reason in list((refusals or {}).items())[:1])
             raise FederationError(
                 f"{self.where}: {len(left)} clients {did} the secure sum, and at least {threshold} are needed; nothing "
-                "was revealed. Let more clients take part, or resume when they are back."
+                f"was revealed. Let more clients take part, or resume when they are back.{why}"
             )
+
+    def _check_neighbours(self, graph: Graph, left: Mapping[str, object]) -> None:
+        if not graph.holds(left):
+            raise FederationError(
+                f"{self.where}: {len(left)} clients are left in the secure sum, and among some that are neighbours too "
+                "few; nothing was revealed. Resume when more are back."
+            )
+
+    def _warn_of_lost_records(self, keys: Mapping[str, protocol.PublicKeys]) -> None:
+        for member, found in keys.items():
+            if found.recorded < self.recorded.get(member, 0):
+                log.warning(
+                    "%s: client %s has lost its record of the sums it was in, and would add the same vectors up again; "
+                    "begin runs anew.",
+                    self.where,
+                    member,
+                )
+            self.recorded[member] = found.recorded
 
     # --- masks -------------------------------------------------------------------------------------------
 
     def _take_off_masks(
         self,
         total: np.ndarray,
-        broadcast: protocol.KeyBroadcast,
+        graph: Graph,
+        keys: Mapping[str, protocol.PublicKeys],
         shares: Mapping[str, protocol.EncryptedShares],
-        revealed: Sequence[protocol.UnmaskShares],
-        survived: Sequence[str],
+        revealed: Mapping[str, Mapping[str, bytes]],
+        survived: list[str],
+        sum_id: str,
     ) -> None:
         """Subtract the masks left in the sum: the survivors' own, and those they have in common with the lost."""
-        sum_id, length = broadcast.sum_id, len(total)
-        public = dict(zip(broadcast.members, broadcast.mask_keys, strict=True))
-        for i, member in enumerate(survived):
-            seed = self._combine(member, [found.seeds[i] for found in revealed])
+        length = len(total)
+        for member in survived:
+            seed = self._combine(graph, member, revealed)
             if hashlib.sha256(seed).digest() != shares[member].commitment:
                 raise self._inconsistent(member)
             total -= expand(seed, sum_id, length)
-        for i, gone in enumerate(sorted(set(shares) - set(survived))):
-            scalar = self._combine(gone, [found.keys[i] for found in revealed])
-            try:
-                secret = from_scalar(scalar)
-            except ValueError as error:
-                raise self._inconsistent(gone) from error
-            if public_key_to_bytes(secret.public_key()) != public[gone]:
+        for gone in sorted(set(shares) - set(survived)):
+            private = mask_key(self._combine(graph, gone, revealed))
+            if public_bytes(private) != keys[gone].mask:
                 raise self._inconsistent(gone)
-            for member in survived:
-                theirs = bytes_to_public_key(public[member])
-                total -= shared_mask(secret, theirs, adds=member < gone, sum_id=sum_id, length=length)
+            for member in graph.neighbours(gone):
+                if member in survived:
+                    common = agree(private, keys[member].mask)
+                    total -= pair_mask(common, adds=member < gone, sum_id=sum_id, length=length)
 
-    def _combine(self, client_id: str, shares: list[bytes]) -> bytes:
+    def _combine(self, graph: Graph, client_id: str, revealed: Mapping[str, Mapping[str, bytes]]) -> bytes:
+        """A client's secret from the shares of as many of its holders as are needed."""
+        holders = graph.holders(client_id)
+        found = [(i, revealed[holder][client_id]) for i, holder in enumerate(holders) if holder in revealed]
+        least = two_thirds(len(holders))
+        if len(found) < least:
+            raise FederationError(
+                f"{self.where}: {len(found)} neighbours of client '{client_id}' took off their masks, and at least "
+                f"{least} are needed, so that there is no sum; resume when more are back."
+            )
         try:
-            return combine_shares(shares)
-        except (ValueError, IndexError) as error:
+            return combine(found[:least])
+        except InputError as error:
             raise self._inconsistent(client_id) from error
 
     def _inconsistent(self, client_id: str) -> FederationError:
@@ -176,28 +234,35 @@ class SumProtocol:
         )
 
 
-def _delivery(sum_id: str, client_id: str, shares: Mapping[str, protocol.EncryptedShares], term: SumTerm) -> RecordDict:
-    """The shares that the others have encrypted for a client, and what it is to add."""
-    senders = tuple(sender for sender in shares if sender != client_id)
-    delivery = protocol.ShareDelivery(
-        sum_id=sum_id,
-        members=senders,
-        shares=tuple(shares[sender].shares[shares[sender].members.index(client_id)] for sender in senders),
-        message_type=term.message_type,
-        array=term.array,
-        weight=term.weight,
-    )
-    record = instruction_record(term.instruction, term.arrays)
-    record[protocol.RECORD] = protocol.to_config(delivery)
-    return record
+def _deliveries(
+    sum_id: str, graph: Graph, shares: Mapping[str, protocol.EncryptedShares], terms: Mapping[str, SumTerm]
+) -> dict[str, RecordDict]:
+    """For every client the shares that its neighbours have encrypted for it, and what everybody is to add."""
+    members = tuple(shares)
+    encrypted = {member: dict(zip(found.members, found.shares, strict=True)) for member, found in shares.items()}
+    kinds = tuple(f"{terms[member].message_type}:{terms[member].array}" for member in members)
+    scales = tuple(terms[member].scale for member in members)
+    found = {}
+    for member in members:
+        term, senders = terms[member], tuple(other for other in graph.neighbours(member) if other in shares)
+        delivery = protocol.ShareDelivery(
+            sum_id=sum_id,
+            members=members,
+            terms=kinds,
+            scales=scales,
+            senders=senders,
+            shares=tuple(encrypted[sender][member] for sender in senders),
+            message_type=term.message_type,
+            array=term.array,
+            weight=term.weight,
+        )
+        found[member] = instruction_record(term.instruction, term.arrays)
+        found[member][protocol.RECORD] = protocol.to_config(delivery)
+    return found
 
 
 def _read_keys(record: RecordDict, client_id: str) -> protocol.PublicKeys:
     found = read(record, protocol.PublicKeys)
-    try:
-        curves = {bytes_to_public_key(key).curve.name for key in (found.encryption, found.mask)}
-    except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
-        raise InputError("advertises what is no public key") from error
-    if curves != {CURVE.name}:
-        raise InputError(f"advertises a public key on another curve than {CURVE.name}")
+    if any(len(key) != KEY_BYTES for key in (found.encryption, found.mask)):
+        raise InputError("advertises what is no public key")
     return found
