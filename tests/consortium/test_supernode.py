@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from fedunfold.cli import main
 from fedunfold.consortium import supernode
 from fedunfold.consortium.agree import agree
 from fedunfold.consortium.apply import apply
 from fedunfold.consortium.describe import describe
+from fedunfold.consortium.recipe import SiteRecipe
 from fedunfold.consortium.roster import RosterSite, load_public_key
 from fedunfold.consortium.supernode import QUIET, SuperNode
 from fedunfold.core.errors import FederationError, InputError
 from fedunfold.data.importers.csv import CsvTable
+from fedunfold.engines.flower.secure_client import _identity
 from tests.consortium.keys import write_keys
 from tests.data.importers.tables import SITES, Hospitals
 
@@ -69,9 +72,34 @@ def test_the_command_has_tls_the_key_and_the_data(node: Made, tmp_path: Path) ->
     config = options["--node-config"]
     assert f'client-id="basel" path="{tmp_path / "basel.npz"}"' in config
     assert f'held-out="{tmp_path / "basel.held-out.npz"}"' in config
-    assert f'roster="{tmp_path / "recipe.json"}" signing-key="{tmp_path / "basel"}" secure-aggregation=true' in config
+    assert f'roster="{tmp_path / "recipe.json"}" signing-key="{tmp_path / "basel"}"' in config
+    assert f'record="{tmp_path / "basel.sums.json"}" secure-aggregation=true' in config
     assert config.endswith("min-members=3")
     assert "secure-aggregation" not in " ".join(node().command)
+
+
+def test_sums_need_their_record_which_data_made_again_leave_as_it_is(node: Made) -> None:
+    record = Path("basel.sums.json")
+    record.write_text("{}")
+    Path("basel.npz").unlink()
+    recipe, table = SiteRecipe.read(Path("recipe.json")), CsvTable(Path("sites/basel.csv"))
+    apply(recipe, table, "basel").write(Path("basel.npz"))
+    assert record.read_text() == "{}"
+    record.unlink()
+    with pytest.raises(InputError, match=r"there is no basel\.sums\.json"):
+        node(secure_aggregation=True)
+    assert "record=" not in " ".join(node().command)
+
+
+def test_the_recipe_is_the_roster_of_secure_sums(node: Made) -> None:
+    files: dict[str, Any] = {"roster": "recipe.json", "signing-key": "basel", "record": "basel.sums.json"}
+    identity = _identity(Context(1, 1, {"secure-aggregation": True, **files}, RecordDict(), {}), "basel", None)
+    assert identity is not None
+    assert set(identity.roster) == set(SITES)
+    written = Path("recipe.json").read_text()
+    Path("recipe.json").write_text(written.replace("basel", "basle"))
+    with pytest.raises(InputError, match=r"recipe\.json"):
+        _identity(Context(1, 1, files, RecordDict(), {}), "basel", None)
 
 
 def test_what_cannot_work_is_said_before(node: Made) -> None:

@@ -45,7 +45,8 @@ class SiteData:
     notes: tuple[str, ...] = ()
 
     def write(self, path: Path) -> list[Path]:
-        """Write x and y, and beside them those of the rows held out, where there are some.
+        """Write x and y, and beside them those of the rows held out, where there are some, and an empty record of sums,
+        where there is none.
 
         Args:
             path: The .npz of the training rows.
@@ -54,6 +55,7 @@ class SiteData:
             The files.
         """
         other = held_out_file(path)
+        sums_file(path).touch()  # what is in it outlives other data: the same model may be trained on them
         self._write(path, self.train)
         if not len(self.held_out[1]):
             other.unlink(missing_ok=True)  # of other rows
@@ -73,6 +75,15 @@ def held_out_file(path: Path) -> Path:
     site.held-out.npz
     """
     return path.with_suffix(".held-out.npz")
+
+
+def sums_file(path: Path) -> Path:
+    """Where a site's SuperNode stores which sums its updates have entered, since none may enter another one.
+
+    >>> print(sums_file(Path("site.npz")))
+    site.sums.json
+    """
+    return path.with_suffix(".sums.json")
 
 
 def apply(recipe: SiteRecipe, table: Table, site: str) -> SiteData:

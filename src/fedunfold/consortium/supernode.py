@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fedunfold.consortium.apply import check_site_file, held_out_file
+from fedunfold.consortium.apply import check_site_file, held_out_file, sums_file
 from fedunfold.consortium.recipe import SiteRecipe
 from fedunfold.consortium.roster import NEEDS_FLOWER, read_public_key
 from fedunfold.core.errors import FederationError, InputError
@@ -92,7 +92,7 @@ class SuperNode:
             host: Where the SuperNode's own processes reach it, on this machine.
             port: The same; by default one that is free.
             secure_aggregation: Whether to take part in sums alone, whatever a run requests; the app is told where the
-                roster is and the key to sign by.
+                roster is, the key to sign by and the record of the sums.
             node_config: Other settings of this node for the app, as `name=value name="text"`.
 
         Raises:
@@ -113,7 +113,13 @@ class SuperNode:
             check_site_file(held_out_file(data), recipe, recipe_file)
             config["held-out"] = str(held_out_file(data).resolve())
         if secure_aggregation:
-            config |= {"roster": str(recipe_file.resolve()), "signing-key": str(private_key.resolve())}
+            if not is_plain_file(record := sums_file(data)):
+                raise InputError(
+                    f"there is no {record}, where {site} stores which sums its updates have entered; restore it, or "
+                    "begin anew by an empty file if there has been none."
+                )
+            files = {"roster": recipe_file, "signing-key": private_key, "record": record}
+            config |= {name: str(file.resolve()) for name, file in files.items()}
         for value in config.values():
             if set('"\\') & set(value):
                 raise InputError(f"{value}: Flower takes no quotes or backslashes in the name of a file; rename it.")

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedunfold.consortium.roster import RECIPE, load_roster
 from fedunfold.core.errors import InputError
 from fedunfold.engines.flower.local_client import LocalClient
 from fedunfold.engines.flower.schema import Arrays, ClientReply, TrainInstruction
@@ -240,10 +241,13 @@ def _identity(context: Context, client_id: str, roster: Roster | None) -> Identi
 
 
 def _read_roster(file: Path) -> Roster:
+    """Public keys by name: a table of them, or the recipe of a consortium, which lists its sites."""
     try:
         found = read_json(file)
     except OSError as error:
         raise InputError(f"cannot read the roster {file}: {error.strerror}.") from error
+    if isinstance(found, dict) and found.get("kind") == RECIPE:
+        return {site.name: site.public_key for site in load_roster(file).sites}
     if not (isinstance(found, dict) and all(isinstance(text, str) for text in found.values())):
         raise InputError(f"the roster {file} must be a JSON table of names and public keys.")
     return found

@@ -104,13 +104,11 @@ class SimulatedFederation:
         self._backend = Backend(kernel, samples, self.device, dtype, threads, budget)
         self._sampler = BatchSampler(environment, data, self.device, dtype, torch.get_num_threads())
         self._evaluator = ClientEvaluator(data, self._backend, self._sampler)
-        self._label_counts = data.known_label_counts
-        label_counts = map(tuple, self._label_counts.tolist())
-        self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, label_counts))
+        self._label_counts = counts = data.known_label_counts
+        self.clients: Sequence[ClientInfo] = tuple(map(ClientInfo, data.keys, data.sizes, map(tuple, counts.tolist())))
         self.step_size = self._sampler.max_rows * len(self.clients) * self.layout.num_params
         """Multiplications in a forward pass of one minibatch of every client, taking the model for dense."""
-        class_weights = self._evaluator.class_weights
-        self._trainer = CohortTrainer(self._backend, self._sampler, class_weights, self.step_size)
+        self._trainer = CohortTrainer(self._backend, self._sampler, self._evaluator.class_weights, self.step_size)
 
     @property
     def max_parallel_runs(self) -> int:
