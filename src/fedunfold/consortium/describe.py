@@ -59,7 +59,7 @@ def describe(
         id: The column that tells rows apart: no feature.
         test: The part of the rows of every class that is held out.
         seed: Draws them.
-        min_patients: The fewest rows of which anything is told.
+        min_patients: The fewest rows of which anything leaves the site.
         ranges: Whether to tell what numbers lie in.
 
     Returns:
@@ -127,7 +127,7 @@ def _label(
 def _column(
     name: str, cells: "Series", texts: Sequence[str] | None, train: np.ndarray, min_patients: int, ranges: bool
 ) -> ColumnDescription:
-    """A column that is empty, or has texts or numbers; of few cells nothing is told, for sums would tell them."""
+    """A column that is empty, or has texts or numbers; of few cells nothing leaves the site, for sums would reveal them."""
     missing = float(cells.isna().mean())
     if texts is None:
         return ColumnDescription(name=name, kind="empty", missing=missing)

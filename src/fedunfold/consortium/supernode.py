@@ -91,7 +91,7 @@ class SuperNode:
             private_key: The site's, whose public half is in the roster; it never leaves this machine.
             host: Where the SuperNode's own processes reach it, on this machine.
             port: The same; by default one that is free.
-            secure_aggregation: Whether to take part in sums alone, whatever a run requests; the app is told where the
+            secure_aggregation: Whether to take part in sums alone, whatever a run requests; the app learns where the
                 roster is, the key to sign by and the record of the sums.
             node_config: Other settings of this node for the app, as `name=value name="text"`.
 
