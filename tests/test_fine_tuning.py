@@ -42,7 +42,7 @@ def test_the_validation_loss_falls(tuned: FineTuned) -> None:
 
 @pytest.mark.parametrize("adjoint", ["first_order", "exact"])
 def test_a_step_lowers_the_loss_that_it_is_made_by(adjoint: Any) -> None:
-    rule = fu.pretrained()
+    rule = small_rule()
     tuned = fu.fine_tune(ENV, rule, steps=1, adjoint=adjoint)
     assert tuned.runs == (4 if adjoint == "exact" else 3)
     federation = fu.SimulatedFederation(ENV, ENV.load().held_out(0.2, ENV.seed))

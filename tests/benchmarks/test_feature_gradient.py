@@ -10,7 +10,7 @@ from fedunfold.pretraining.distribution import Distribution
 from fedunfold.rules import features
 
 TINY = Distribution(
-    rounds=(8, 8), step=(1.5, 2.0), samples=(60, 80), clients=(3, 3), features=(4, 5), digits=0, pictures=0, sampled=0
+    rounds=(8, 8), step=(0.5, 1.0), samples=(60, 80), clients=(3, 3), features=(4, 5), digits=0, pictures=0, sampled=0
 )
 
 

@@ -114,7 +114,7 @@ def run_settings(recipe: SiteRecipe, file: Path) -> str:
         "recipe": str(file.resolve()),
         "recipe-checksum": recipe.checksum,
     }
-    return "# For flwr run … --run-config. Add other settings of the app, such as rounds = 20.\n" + tomli_w.dumps(
+    return "# The run config for Flower. Add other settings of the app, such as rounds = 20.\n" + tomli_w.dumps(
         settings
     )
 

@@ -127,7 +127,7 @@ def _label(
 def _column(
     name: str, cells: "Series", texts: Sequence[str] | None, train: np.ndarray, min_patients: int, ranges: bool
 ) -> ColumnDescription:
-    """A column that is empty, or has texts or numbers; of few cells nothing leaves the site, for sums would reveal them."""
+    """A column that is empty, or has texts or numbers; of few cells nothing leaves, since sums would reveal them."""
     missing = float(cells.isna().mean())
     if texts is None:
         return ColumnDescription(name=name, kind="empty", missing=missing)

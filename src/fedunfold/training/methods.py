@@ -138,9 +138,11 @@ def method_names() -> tuple[str, ...]:
     rules = [name for name in RULES.names() if name not in ("size", ASYNCHRONOUS, *SHORT_RULES.values())]
     prefixes = (*rules, *SHORT_RULES, LEARNED, *ROBUST)
     pairs = ((prefix, base) for prefix in prefixes for base in BASES)
-    impossible = {(LEARNED, base) for base in (*OWN_LAYERS, ASYNCHRONOUS)} | {
-        (kind, base) for kind in ROBUST for base in CONTROLLED
-    }
+    impossible = (
+        {("unbiased", ASYNCHRONOUS)}
+        | {(LEARNED, base) for base in (*OWN_LAYERS, ASYNCHRONOUS)}
+        | {(kind, base) for kind in ROBUST for base in CONTROLLED}
+    )
     combined = (f"{prefix}-{base}" for prefix, base in pairs if (prefix, base) not in impossible)
     learned = (PRETRAINED, *pretrained_names())
     asynchronous = (f"{name}-{ASYNCHRONOUS}" for name in learned)

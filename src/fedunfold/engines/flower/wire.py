@@ -85,8 +85,9 @@ def description_config(description: ClientDescription) -> ConfigRecord:
         "label-counts": list(description.label_counts),
         "task": description.task,
         "statistics": description.num_statistics,
-        "own-training": description.own_training,
     }
+    if description.own_training:
+        fields["own-training"] = True
     if description.num_held_out:
         fields["held-out"] = description.num_held_out
     fields |= {f"{SHAPE}{name}": list(shape) for name, shape in description.shapes.items()}
