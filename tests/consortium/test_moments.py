@@ -40,7 +40,8 @@ def test_a_small_deviation_beside_a_large_mean_is_kept() -> None:
     assert pool([Moments.of(times[:4]), Moments.of(times[4:])])[1] == pytest.approx(times.std(), rel=1e-9)
 
 
-@given(st.lists(st.floats(-1e30, 1e30, allow_nan=False), min_size=1, max_size=9))
+# Numbers below 1e-307 have fewer digits than others, maybe not two.
+@given(st.lists(st.floats(-1e30, 1e30, allow_nan=False, allow_subnormal=False), min_size=1, max_size=9))
 def test_a_range_holds_all_numbers_and_has_two_digits(numbers: list[float]) -> None:
     low, high = rounded_range(np.array(numbers))
     assert low <= min(numbers) and max(numbers) <= high

@@ -148,6 +148,20 @@ def test_a_rules_state_is_resumed_byte_for_byte(tmp_path: Path, rule: Rule, kill
     assert file.read_bytes() == whole.read_bytes()
 
 
+def test_a_state_that_holds_a_tensor_twice_is_resumed(tmp_path: Path) -> None:
+    @rule()
+    def holding(report: ClientUpdates, state: Any) -> tuple[Tensor, Any]:
+        weights = size_shares(report)
+        if state is not None:
+            assert torch.equal(state["now"], weights) and torch.equal(state["first"], weights)
+        return weights, {"now": weights, "first": weights}
+
+    file = tmp_path / "run.safetensors"
+    with pytest.raises(Killed):
+        run(file, holding, killed_after=0)
+    assert_equal(run(file, holding), run(None, holding))
+
+
 def test_a_momentum_decided_on_is_resumed(tmp_path: Path) -> None:
     """On a plain server, where the direction of the round before is all the state there is."""
     file = tmp_path / "run.safetensors"

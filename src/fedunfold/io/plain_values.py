@@ -27,7 +27,7 @@ def to_plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         name = f"remembered-{len(tensors)}"
-        tensors[name] = value.detach()
+        tensors[name] = value.detach().clone()  # a state may hold the same one twice, and a file has each by itself
         return {TENSOR: name}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
