@@ -59,7 +59,7 @@ def describe(
         id: The column that tells rows apart: no feature.
         test: Part of the rows of every class that the site holds out.
         seed: Draws these rows.
-        min_patients: Of fewer rows, no category, sum or range is told.
+        min_patients: Of fewer rows, no category, sum or range leaves the site.
         no_range: Do not tell what numbers lie in.
         overwrite: Replace an existing file.
     """
